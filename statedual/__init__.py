@@ -1,0 +1,1 @@
+"""statedual: state space duality for PyTorch."""
