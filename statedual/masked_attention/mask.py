@@ -1,0 +1,77 @@
+"""What every mask of structured masked attention offers: its matrix, and its share in either contraction order."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from jaxtyping import Float, Inexact
+from torch import Tensor
+
+from statedual.checks import require_floating
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """``tensor`` in the precision this package computes in: float32 for half precision, unchanged otherwise."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+def narrow(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """``tensor`` in the ``dtype`` its caller gave; a complex result stays complex."""
+    return tensor if tensor.is_complex() else tensor.to(dtype)
+
+
+class Mask(ABC):
+    """A matrix L of shape (time, source) that is cheap to multiply with: the L of `def:sma`.
+
+    A mask takes part in exactly one step of each algorithm: ``hadamard`` is `eq:sha-quad:2`, ``matmul`` is
+    `eq:sha-lin:2`. Its tensors may have leading batch axes (one mask a sequence or a head), which broadcast against
+    those of q, k and v as in ``torch.matmul``. They are used in the precision of what they act on, at least float32.
+    """
+
+    @property
+    @abstractmethod
+    def batch(self) -> torch.Size:
+        """The leading axes of L."""
+
+    @property
+    @abstractmethod
+    def lengths(self) -> tuple[int, int] | None:
+        """The (time, source) of L, or None where the mask is defined for every time = source."""
+
+    @abstractmethod
+    def _dense(self, time: int, dtype: torch.dtype, device: torch.device | None) -> Tensor: ...
+
+    @abstractmethod
+    def _matmul(self, z: Tensor) -> Tensor: ...
+
+    def require_lengths(self, time: int, source: int) -> None:
+        """L is defined for ``time`` targets and ``source`` sources."""
+        wanted = self.lengths or (time, time)
+        if (time, source) != wanted:
+            raise ValueError(
+                f"mask {type(self).__name__} is asked for (time, source) = {(time, source)}, expected {wanted}; "
+                "structured masks are square and as long as their parameters, "
+                "for anything else use Dense(matrix) or mask=None"
+            )
+
+    def dense(
+        self, time: int, *, dtype: torch.dtype | None = None, device: torch.device | None = None
+    ) -> Inexact[Tensor, "*batch {time} source"]:
+        """L itself, (*batch, time, source), for reading and checking.
+
+        ``dtype`` is torch's default unless given; a complex mask comes in its complex counterpart.
+        """
+        self.require_lengths(time, self.lengths[1] if self.lengths else time)
+        return self._dense(time, dtype or torch.get_default_dtype(), device)
+
+    def hadamard(self, g: Float[Tensor, "*#batch time source"]) -> Inexact[Tensor, "*#batch time source"]:
+        """G ∘ L, in time * source: the mask's step of the quadratic form (`eq:sha-quad:2`)."""
+        require_floating(g=g)
+        self.require_lengths(*g.shape[-2:])
+        wide = widen(g)
+        return narrow(wide * self._dense(g.shape[-2], wide.dtype, g.device), g.dtype)
+
+    def matmul(self, z: Float[Tensor, "*#batch source features"]) -> Inexact[Tensor, "*#batch time features"]:
+        """L z, at this structure's own cost: the mask's step of the linear form (`eq:sha-lin:2`)."""
+        require_floating(z=z)
+        self.require_lengths(self.lengths[0] if self.lengths else z.shape[-2], z.shape[-2])
+        return narrow(self._matmul(widen(z)), z.dtype)
