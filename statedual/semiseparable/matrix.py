@@ -1,6 +1,5 @@
 """Semiseparable matrices in SSS representation: a state space model seen as a matrix (Theorem ``thm:ssm-sss``)."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import overload
@@ -22,7 +21,12 @@ from statedual.semiseparable.algebra import Representation
 from statedual.semiseparable.realization import realize
 from statedual.semiseparable.transition import Transition, act, left_factor, right_factor
 
-ALGORITHMS = ("recurrent", "quadratic", "chunked")
+ALGORITHMS = {
+    "recurrent": multiply.recurrent,
+    "quadratic": multiply.quadratic,
+    "contraction": multiply.contraction,
+    "chunked": multiply.chunked,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,23 +86,20 @@ class SemiseparableMatrix:
         """``M x`` for x of shape (T, ...): one matrix for all columns (``eq:ssm-matrix``).
 
         ``recurrent``: the state space model, O(TN) a column for scalar and diagonal factors. ``quadratic``: builds the
-        matrix. ``chunked``: quadratic inside chunks of ``chunk_size``, a state between them.
+        matrix. ``chunked``: quadratic inside chunks of ``chunk_size``, a state between them. ``contraction``: the
+        paper's three contractions, not for dense factors.
         """
-        require_choice("algorithm", algorithm, ALGORITHMS)
+        require_choice("algorithm", algorithm, tuple(ALGORITHMS))
         require_positive("chunk_size", chunk_size)
-        require_floating(x=x)
         require_one_device(a=self.a, x=x)
-        if x.ndim == 0 or x.shape[0] != len(self.b):
-            raise ValueError(f"x has shape {tuple(x.shape)}, expected time {len(self.b)} first, as in b")
+        columns = multiply.as_columns(x, len(self.b))
         dtype = torch.promote_types(self.dtype, x.dtype)
         a, b, c = self._working(dtype)
-        columns = x.reshape(len(x), math.prod(x.shape[1:])).to(b.dtype)
-        if algorithm == "recurrent":
-            y = multiply.recurrent(a, b, c, columns)
-        elif algorithm == "quadratic":
-            y = multiply.quadratic(a, b, c, columns)
-        else:
+        columns = columns.to(b.dtype)
+        if algorithm == "chunked":
             y = multiply.chunked(a, b, c, columns, chunk_size)
+        else:
+            y = ALGORITHMS[algorithm](a, b, c, columns)
         return y.reshape(x.shape).to(dtype)
 
     @overload

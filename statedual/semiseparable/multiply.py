@@ -3,11 +3,15 @@
 All take ``x`` as (T, P), ``P`` columns that share the matrix, and need one dtype among their arguments.
 """
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from statedual.checks import require_floating
+from statedual.semiseparable.one_semiseparable import one_semiseparable
 from statedual.semiseparable.transition import (
     Transition,
     act,
@@ -16,6 +20,14 @@ from statedual.semiseparable.transition import (
     products_from_first,
     right_factor,
 )
+
+
+def as_columns(x: Float[Tensor, "time *columns"], time: int) -> Float[Tensor, "time flat"]:
+    """``x`` of shape (T, ...) as T rows; ValueError unless T is ``time``."""
+    require_floating(x=x)
+    if x.ndim == 0 or x.shape[0] != time:
+        raise ValueError(f"x has shape {tuple(x.shape)}, expected time {time} as its first axis, as in the matrix")
+    return x.reshape(time, math.prod(x.shape[1:]))
 
 
 def dense(a: Transition, b: Float[Tensor, "time state"], c: Float[Tensor, "time state"]) -> Float[Tensor, "time time"]:
@@ -45,10 +57,11 @@ def recurrent(
 
     O(TN) operations a column for scalar and diagonal factors, O(TN^2) for dense ones.
     """
+    h = x.new_zeros(b.shape[1], x.shape[1])
     outputs = []
     for t in range(len(x)):
-        expanded = b[t, :, None] * x[t]
-        h = act(a[t], h) + expanded if t else expanded
+        carried = act(a[t], h) if t else h
+        h = carried + b[t, :, None] * x[t]
         outputs.append(c[t] @ h)
     return torch.stack(outputs) if outputs else x
 
@@ -82,7 +95,8 @@ def chunked(
     count = -(-time // chunk_size)
 
     def split(v: Tensor) -> Tensor:
-        return pad(v, (0, 0) * (v.ndim - 1) + (0, count * chunk_size - time)).unflatten(0, (count, chunk_size))
+        filled = pad(v, (0, 0) * (v.ndim - 1) + (0, count * chunk_size - time))
+        return filled.reshape(count, chunk_size, *v.shape[1:])
 
     a, b, c, x = split(a), split(b), split(c), split(x)
     within = torch.vmap(dense)(a, b, c) @ x
@@ -95,11 +109,8 @@ def chunked(
     return (within + read).flatten(0, 1)[:time]
 
 
-def diagonal_contraction(
-    a: Float[Tensor, " time"] | Float[Tensor, "time state"],
-    b: Float[Tensor, "time state"],
-    c: Float[Tensor, "time state"],
-    x: Float[Tensor, "time columns"],
+def contraction(
+    a: Transition, b: Float[Tensor, "time state"], c: Float[Tensor, "time state"], x: Float[Tensor, "time columns"]
 ) -> Float[Tensor, "time columns"]:
     """A scalar or diagonal SSM in the three contractions of ``eq:ssm-diagonal``, tensors materialised as written.
 
@@ -107,15 +118,14 @@ def diagonal_contraction(
         H = contract(TSN, SPN -> TPN)(L, Z)       unroll N scalar recurrences, L[:, :, n] = 1SS(a[:, n])
         Y = contract(TN, TPN -> TP)(C, H)         contract the state
 
-    The paper's definition, kept for reading and checking: L alone takes (T, T, N) memory.
+    For reading and checking: L alone takes (T, T, N) memory.
     """
-    if a.ndim > 2:
+    if a.ndim == 3:
         raise ValueError(
-            f"a has shape {tuple(a.shape)}, expected scalar (time,) or diagonal (time, state) factors; "
-            "multiply by a dense SSM with SemiseparableMatrix(a, b, c).matmul(x)"
+            f"algorithm is 'contraction' and a has shape {tuple(a.shape)}, expected scalar (time,) or diagonal "
+            "(time, state) factors; choose another algorithm for dense ones"
         )
-    ones = torch.ones_like(b[:, :1])
-    L = torch.vmap(dense, in_dims=(1, None, None), out_dims=2)(as_diagonal(a, b.shape[1]), ones, ones)
+    L = one_semiseparable(as_diagonal(a, b.shape[1]).mT).movedim(0, -1)
     Z = torch.einsum("sp,sn->spn", x, b)
     H = torch.einsum("tsn,spn->tpn", L, Z)
     return torch.einsum("tn,tpn->tp", c, H)

@@ -7,7 +7,6 @@ last coordinate, and drop it: the others are g_t, and ``X_t`` is ``K_t`` seen th
 inverted or diagonalised, so this holds for every real A_t. One step is N rotations in place of a product by A_t.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from statedual.checks import require_floating, require_ndim, require_one_device, require_sizes
 from statedual.semiseparable.matrix import SemiseparableMatrix
+from statedual.semiseparable.multiply import as_columns
 from statedual.semiseparable.transition import as_dense
 
 
@@ -49,14 +49,11 @@ class RotationSSM:
         Rotation (t, k) waits for the carry of (t, k-1) and the state of (t-1, k) only, so all with the same t + k go
         at once: T + N - 1 waves. The output is summed up on the way, beside the carry.
         """
-        require_floating(x=x)
         require_one_device(angle=self.angle, x=x)
-        if x.ndim == 0 or x.shape[0] != len(self.c):
-            raise ValueError(f"x has shape {tuple(x.shape)}, expected time {len(self.c)} first, as in c")
+        columns = as_columns(x, len(self.c))
         dtype = torch.promote_types(torch.promote_types(self.angle.dtype, self.c.dtype), x.dtype)
         precision = torch.promote_types(dtype, torch.float32)
-        columns = x.reshape(len(x), math.prod(x.shape[1:])).to(precision)
-        y = _waves(self.angle.to(precision), self.c.to(precision), columns)
+        y = _waves(self.angle.to(precision), self.c.to(precision), columns.to(precision))
         return y.reshape(x.shape).to(dtype)
 
 
