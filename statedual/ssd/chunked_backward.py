@@ -1,0 +1,146 @@
+"""The gradient of the chunked form. It walks the segments backwards and recomputes what the forward did not keep.
+
+With G_{k+1} the gradient of the state at the end of chunk k, and dy[l] that of the output:
+
+    G_k      = total_k G_{k+1} + sum_l from_start[l] dy[l] outer c_l
+    dx[s]    = to_end[s] G_{k+1} b_s + sum_l M[l, s] dy[l]
+    db[s]    = to_end[s] G_{k+1}^T x_s + sum_l dG[l, s] c_l            dM = dy x^T, dG = sum over heads of L * dM
+    dc[l]    = from_start[l] h_k^T dy[l] + sum_s dG[l, s] b_s
+
+The gradient of log_a[t] is a sum over everything that crosses t, collected from the four decays of the forward: L, to_end,
+from_start and total. Each is a sum of products that contain the decay itself, so nothing cancels and "forget" gets 0.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from statedual.ssd.chunk import Buffers, Chunks
+from statedual.ssd.decays import crossing_sums
+from statedual.ssd.segments import Walk
+
+
+def chunked_backward(
+    grad_y: Tensor,
+    grad_final: Tensor,
+    x: Tensor,
+    log_a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    initial_state: Tensor | None,
+    kept: Tensor,
+    offsets: list[int] | None,
+    walk: Walk,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x, log_a, b, c and the initial states."""
+    grads = tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, log_a, b, c))
+    grad_states = grad_final.clone(memory_format=torch.contiguous_format)
+    zero = grad_states.new_zeros(()).expand_as(grad_states)
+    start = zero if initial_state is None else initial_state
+    buffers, runs = Buffers(grad_states), list(walk.runs(x.shape[0], x.shape[1], offsets))
+    filled = sum(segment.rows for run in runs for segment in run.segments[1:])
+    for run in reversed(runs):
+        grad_state = grad_states[run.states]
+        for index, segment in reversed(list(enumerate(run.segments))):
+            entry = start[run.states]
+            if index > 0:
+                filled -= segment.rows
+                entry = kept[filled : filled + segment.rows]
+            chunks = Chunks(buffers, segment, log_a.shape[2], b.shape[2], c.shape[2])
+            grad_state.copy_(_segment_backward(chunks, (x, log_a, b, c), entry, grad_y, grad_state, grads))
+    return *grads, grad_states
+
+
+def _segment_backward(
+    chunks: Chunks,
+    inputs: tuple[Tensor, ...],
+    entry: Tensor,
+    grad_y: Tensor,
+    grad_exit: Tensor,
+    grads: tuple[Tensor, ...],
+) -> Tensor:
+    """Write the segment of ``grads``; return the gradient of the state that enters it."""
+    x, log_a, b, c = inputs
+    take, by_b, by_c = chunks.buffers.take, (chunks.gb, -1), (chunks.gc, -1)
+    held_x, held_dy = chunks.load("x", x, chunks.heads), chunks.load("dy", grad_y, chunks.heads)
+    held_b, held_c = chunks.load("b", b, chunks.gb), chunks.load("c", c, chunks.gc)
+    decay, from_start, to_end = chunks.decays(log_a)
+    borders, weighted = chunks.states_at_borders(held_x, held_b, from_start, to_end, entry)
+
+    # Left factors: y = from_start * (h c).
+    grad_past, grad_past_by_head = chunks.fold("grad_past", chunks.gc, held_x.shape[3])
+    torch.mul(held_dy.unflatten(1, by_c), from_start.unflatten(1, by_c).unsqueeze(-1), out=grad_past_by_head)
+    past = chunks.from_the_past(held_c, borders)
+    grad_from_start = past.mul_(grad_past_by_head).sum(-1).flatten(1, 2)
+    states = borders[:-1].view(chunks.count * chunks.gc, -1, borders.shape[4])
+    grad_c = torch.bmm(grad_past, states, out=take("grad_c", *held_c.flatten(0, 1).shape)).view_as(held_c)
+
+    # Center factors: h_{k+1} = total h_k + z_k.
+    grad_borders = take("grad_borders", *borders.shape)
+    grad_borders[-1].copy_(grad_exit)
+    alone = take("alone", *borders[1:].shape)
+    torch.bmm(grad_past.mT, held_c.flatten(0, 1), out=alone.view_as(states))
+    total = from_start[..., -1].reshape(*borders[1:].shape[:3], 1, 1)
+    for k in reversed(range(chunks.segment.chunks)):
+        torch.addcmul(alone[k], total[k], grad_borders[k + 1], out=grad_borders[k])
+    grad_total = _dot(grad_borders[1:], borders[:-1]).view(chunks.count, chunks.heads) * from_start[..., -1]
+
+    # Right factors: z = sum_s to_end x outer b.
+    grad_states = grad_borders[1:].view(chunks.count * chunks.gb, -1, borders.shape[4])
+    grad_weighted, grad_weighted_by_head = chunks.fold("past", chunks.gb, held_x.shape[3])
+    torch.bmm(held_b.flatten(0, 1), grad_states.mT, out=grad_weighted)
+    grad_x = take("grad_x", *held_x.shape)
+    torch.mul(grad_weighted_by_head, to_end.unflatten(1, by_b).unsqueeze(-1), out=grad_x.unflatten(1, by_b))
+    grad_b = torch.bmm(weighted, grad_states, out=take("grad_b", *held_b.flatten(0, 1).shape)).view_as(held_b)
+    grad_weighted.mul_(weighted)
+    grad_to_end = grad_weighted_by_head.sum(-1).flatten(1, 2)
+
+    crossing = _diagonal_blocks(chunks, decay, (held_x, held_b, held_c), held_dy, (grad_x, grad_b, grad_c))
+
+    # to_end[s] holds the decays after s, from_start[l] those up to l, total all of them.
+    crossing[..., 1:] += grad_to_end.cumsum(-1)[..., :-1]
+    crossing += grad_from_start.flip(-1).cumsum(-1).flip(-1)
+    crossing += grad_total.unsqueeze(-1)
+    for held, target in zip(
+        (grad_x, crossing.unsqueeze(-1), grad_b, grad_c),
+        (grads[0], grads[1].unsqueeze(-1), grads[2], grads[3]),
+        strict=True,
+    ):
+        chunks.store(held, target)
+    return grad_borders[0]
+
+
+def _diagonal_blocks(
+    chunks: Chunks,
+    decay: Tensor,
+    held: tuple[Tensor, Tensor, Tensor],
+    held_dy: Tensor,
+    grads: tuple[Tensor, Tensor, Tensor],
+) -> Float[Tensor, "count heads pos"]:
+    """Add the gradients of the quadratic form inside the chunks; return that of log_a."""
+    (x, b, c), (grad_x, grad_b, grad_c) = held, grads
+    gram = chunks.gram(b, c)
+    grad_log_a = torch.zeros_like(decay[..., 0])
+    for rows in chunks.row_blocks():
+        masked = chunks.masked(decay, gram, rows)
+        dy = held_dy[:, :, rows].flatten(0, 1)
+        grad_masked = chunks.buffers.take("grad_masked", *masked.shape)
+        torch.bmm(dy, x[:, :, : rows.stop].flatten(0, 1).mT, out=grad_masked)
+        grad_x.flatten(0, 1)[:, : rows.stop].baddbmm_(masked.mT, dy)
+        masked.mul_(grad_masked)
+        grad_log_a[..., : rows.stop] += crossing_sums(masked, rows.start).view(*grad_log_a.shape[:2], -1)
+
+        grad_decayed = grad_masked.view(chunks.count, chunks.heads, -1, rows.stop)
+        grad_decayed.mul_(decay[..., rows, : rows.stop])
+        grad_gram = grad_decayed.unflatten(1, (gram.shape[1], -1)).sum(2)
+        pair_b, pair_c = chunks.pairs(b[:, :, : rows.stop], c[:, :, rows])
+        into_b, into_c = chunks.pairs(grad_b[:, :, : rows.stop], grad_c[:, :, rows])
+        grad_gram = grad_gram.unflatten(1, (pair_b.shape[1], pair_b.shape[2], pair_c.shape[2]))
+        into_b += torch.einsum("kgijls,kgjln->kgisn", grad_gram, pair_c)
+        into_c += torch.einsum("kgijls,kgisn->kgjln", grad_gram, pair_b)
+    return grad_log_a
+
+
+def _dot(left: Tensor, right: Tensor) -> Tensor:
+    """The inner products over the last two axes, without their elementwise product in memory."""
+    return torch.bmm(left.reshape(-1, 1, left.shape[-2:].numel()), right.reshape(-1, right.shape[-2:].numel(), 1))

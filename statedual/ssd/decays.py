@@ -1,0 +1,46 @@
+"""The decays inside a chunk, and the way their gradient comes back: sums that are only ever added, never subtracted."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def fill_decays(
+    log_a: Float[Tensor, "chunk heads size"], matrix: Float[Tensor, "chunk heads size size"]
+) -> tuple[Float[Tensor, "chunk heads size"], Float[Tensor, "chunk heads size"]]:
+    """Write L = 1SS(exp(log_a)) below the diagonal of ``matrix``; return the decays from the start and to the end.
+
+        L[l, s]       = exp(log_a[s+1] + ... + log_a[l])     s < l; the rest of ``matrix`` is the caller's (0 above, 1 on)
+        from_start[l] = exp(log_a[0] + ... + log_a[l])
+        to_end[s]     = exp(log_a[s+1] + ... + log_a[size-1])
+
+    ``semiseparable.segment_sums`` has the argument. This is its in-place twin for a work buffer: half the matrix is
+    written, once, and only ``size`` exponentials are taken a level. ``size`` is a power of two; pad with zeros.
+    """
+    size = log_a.shape[-1]
+    start, end = log_a.clone(), torch.zeros_like(log_a)
+    half = 1
+    while half < size:
+        start_left, start_right = start.unflatten(-1, (-1, 2, half)).unbind(-2)
+        end_left = end.unflatten(-1, (-1, 2, half))[..., 0, :]
+        # The lower-left quadrant of every block of size 2 * half on the diagonal: (chunk, heads, half, half, blocks).
+        blocks = matrix.unflatten(-1, (-1, 2, half)).unflatten(-4, (-1, 2, half))
+        quadrants = blocks[..., 1, :, :, 0, :].diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
+        torch.mul(start_right.exp().unsqueeze(-1), end_left.exp().unsqueeze(-2), out=quadrants)
+        end_left += start_right[..., -1:]
+        start_right += start_left[..., -1:]
+        half *= 2
+    return start.exp_(), end.exp_()
+
+
+def crossing_sums(
+    d: Float[Tensor, "*batch rows columns"], first_row: int = 0
+) -> Float[Tensor, "*batch columns"]:
+    """out[t] = sum of d[l, s] over s < t <= l: all paths that pass through decay t. Row r of ``d`` is l = first_row + r.
+
+    This is the gradient of log_a when d = L * dL. Row sums minus column sums would give it more cheaply, and wrongly:
+    the large entries near the diagonal cancel and bury what strong decays leave.
+    """
+    crossing = torch.zeros_like(d[..., 0, :])
+    crossing[..., 1:] = d.cumsum(-1).tril_(first_row - 1).sum(-2)[..., :-1]
+    return crossing
