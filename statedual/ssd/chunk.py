@@ -34,6 +34,15 @@ class Buffers:
             self._flat[name] = self._like.new_empty(size)
         return self._flat[name][:size].view(shape)
 
+    def unit_triangles(self, count: int, heads: int, size: int) -> Tensor:
+        """Matrices (count, heads, size, size) that are 0 above the diagonal and 1 on it, and stay so: all who write to
+        them write below. Made once for each size."""
+        name, number = f"triangles of {size}", count * heads
+        if name not in self._flat or self._flat[name].numel() < number * size * size:
+            eye = torch.eye(size, dtype=self.dtype, device=self._like.device)
+            self._flat[name] = eye.expand(number, size, size).flatten()
+        return self.take(name, count, heads, size, size)
+
 
 class Chunks:
     """One segment's chunks, head-major: axis 0 runs over (chunk, row), so that the states at borders are one slice.
@@ -81,8 +90,7 @@ class Chunks:
         q, size = self.pos, 1 << (self.pos - 1).bit_length()
         part = self.of(log_a.unsqueeze(-1)).squeeze(-1).to(self.buffers.dtype)
         padded = pad(part, (0, size - q)).reshape(self.count, self.heads, size)
-        matrix = self.buffers.take("decay", self.count, self.heads, size, size)
-        matrix.zero_().diagonal(dim1=-2, dim2=-1).fill_(1)
+        matrix = self.buffers.unit_triangles(self.count, self.heads, size)
         from_start, to_end = fill_decays(padded, matrix)
         return matrix[..., :q, :q], from_start[..., :q], to_end[..., :q]
 
@@ -115,13 +123,13 @@ class Chunks:
         s, p, n = self.segment, x.shape[-1], b.shape[-1]
         weighted, by_head = self.fold("weighted", self.gb, p)
         torch.mul(x.unflatten(1, (self.gb, -1)), to_end.unflatten(1, (self.gb, -1)).unsqueeze(-1), out=by_head)
-        alone = self.buffers.take("alone", s.chunks, s.rows, self.heads, p, n)
-        torch.bmm(weighted.mT, b.flatten(0, 1), out=alone.view(self.count * self.gb, -1, n))
         total = from_start[..., -1].reshape(s.chunks, s.rows, self.heads, 1, 1)
         borders = self.buffers.take("borders", s.chunks + 1, s.rows, self.heads, p, n)
         borders[0].copy_(entry)
+        right = weighted.unflatten(0, (s.chunks, -1)).mT, b.flatten(0, 1).unflatten(0, (s.chunks, -1))
         for k in range(s.chunks):
-            torch.addcmul(alone[k], total[k], borders[k], out=borders[k + 1])
+            torch.mul(borders[k], total[k], out=borders[k + 1])
+            borders[k + 1].view(s.rows * self.gb, -1, n).baddbmm_(right[0][k], right[1][k])
         return borders, weighted
 
     def from_the_past(self, c: Tensor, borders: Tensor) -> Float[Tensor, "count groups share pos head_dim"]:

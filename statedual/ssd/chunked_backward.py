@@ -83,7 +83,8 @@ def _segment_backward(
     total = from_start[..., -1].reshape(*borders[1:].shape[:3], 1, 1)
     for k in reversed(range(chunks.segment.chunks)):
         torch.addcmul(alone[k], total[k], grad_borders[k + 1], out=grad_borders[k])
-    grad_total = _dot(grad_borders[1:], borders[:-1]).view(chunks.count, chunks.heads) * from_start[..., -1]
+    torch.mul(grad_borders[1:], borders[:-1], out=alone)
+    grad_total = alone.sum((-2, -1)).view(chunks.count, chunks.heads) * from_start[..., -1]
 
     # Right factors: z = sum_s to_end x outer b.
     grad_states = grad_borders[1:].view(chunks.count * chunks.gb, -1, borders.shape[4])
@@ -140,7 +141,3 @@ def _diagonal_blocks(
         into_c += torch.einsum("kgijls,kgisn->kgjln", grad_gram, pair_b)
     return grad_log_a
 
-
-def _dot(left: Tensor, right: Tensor) -> Tensor:
-    """The inner products over the last two axes, without their elementwise product in memory."""
-    return torch.bmm(left.reshape(-1, 1, left.shape[-2:].numel()), right.reshape(-1, right.shape[-2:].numel(), 1))
