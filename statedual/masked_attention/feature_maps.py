@@ -27,7 +27,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from statedual.checks import require_positive
+from statedual.checks import require_positive, require_sizes
 from statedual.masked_attention.mask import widen
 
 
@@ -103,6 +103,11 @@ def draw_projection(
     return directions * w.square().sum(-1, keepdim=True).sqrt()
 
 
+def _project(x: Float[Tensor, "*batch state"], w: Float[Tensor, "random state"]) -> Float[Tensor, "*batch random"]:
+    require_sizes("w", w, {"random": None, "state": x.shape[-1]}, "x")
+    return x @ w.to(x.dtype).mT
+
+
 def random_features(
     x: Float[Tensor, "*batch state"], w: Float[Tensor, "random state"]
 ) -> Float[Tensor, "*batch features"]:
@@ -111,7 +116,7 @@ def random_features(
     For w ~ N(0, I), E phi(q) . phi(k) = exp(-|q - k|^2 / 2), which is exp(q . k) / e for q and k of unit length. The
     estimate may be negative.
     """
-    projected = widen(x) @ widen(w).mT
+    projected = _project(widen(x), w)
     return (torch.cat([projected.cos(), projected.sin()], dim=-1) / math.sqrt(w.shape[0])).to(x.dtype)
 
 
@@ -124,7 +129,7 @@ def positive_random_features(
     out, without which the mean would be exp(q . k) exp((|q|^2 + |k|^2) / 2).
     """
     wide = widen(x)
-    projected = wide @ widen(w).mT
+    projected = _project(wide, w)
     half_square = wide.square().sum(-1, keepdim=True) / 2
     # One exponent: exp(-|x|^2 / 2) and exp(W x) may under- and overflow where their product does not.
     features = torch.cat([projected - half_square, -projected - half_square], dim=-1).exp()

@@ -43,8 +43,7 @@ class Fourier(Mask):
 
     def _matmul(self, z: Tensor) -> Tensor:
         if self.turns is None:
-            transform: Tensor = torch.fft.fft(z, n=max(z.shape[-2], 1), dim=-2)
-            return transform[..., : z.shape[-2], :]
+            return torch.fft.fft(z, dim=-2)
         return _chirp_transform(self.turns, z)
 
 
@@ -58,9 +57,9 @@ def _chirp_transform(turns: Float[Tensor, "*#batch"], z: Float[Tensor, "*#batch 
     position = torch.arange(time, device=z.device)
     chirp = _phases(turns[..., None], position**2, 2 * time).to(z.dtype.to_complex())
     # The kernel is even in t - s: its negative half sits at the end of the period, and one zero parts the halves.
-    gap = chirp.new_zeros(*chirp.shape[:-1], 1)
+    gap = torch.zeros_like(chirp[..., :1])
     kernel = torch.cat([chirp, gap, chirp[..., 1:].flip(-1)], dim=-1).conj()
-    spectrum = torch.fft.fft(kernel)[..., None] * torch.fft.fft(chirp[..., None] * z, n=max(2 * time, 1), dim=-2)
+    spectrum = torch.fft.fft(kernel)[..., None] * torch.fft.fft(chirp[..., None] * z, n=2 * time, dim=-2)
     convolved: Tensor = torch.fft.ifft(spectrum, dim=-2)
     return chirp[..., None] * convolved[..., :time, :]
 

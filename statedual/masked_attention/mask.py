@@ -74,4 +74,9 @@ class Mask(ABC):
         """L z, at this structure's own cost: the mask's step of the linear form (`eq:sha-lin:2`)."""
         require_floating(z=z)
         self.require_lengths(self.lengths[0] if self.lengths else z.shape[-2], z.shape[-2])
-        return narrow(self._matmul(widen(z)), z.dtype)
+        wide = widen(z)
+        if 0 in (*z.shape, *self.batch):
+            # Nothing to compute, and FFT libraries refuse empty tensors: the plain product only finds the shape.
+            L = self._dense(z.shape[-2], wide.dtype, z.device)
+            return narrow(L @ wide.to(L.dtype), z.dtype)
+        return narrow(self._matmul(wide), z.dtype)

@@ -42,8 +42,7 @@ class Toeplitz(Mask):
     def _matmul(self, z: Tensor) -> Tensor:
         time = z.shape[-2]
         # Zeros up to twice the length keep the circular convolution from wrapping around.
-        padded = max(2 * time, 1)
-        kernel = torch.fft.rfft(self.alpha.to(z.dtype), n=padded)
-        product = kernel[..., None] * torch.fft.rfft(z, n=padded, dim=-2)
-        convolved: Tensor = torch.fft.irfft(product, n=padded, dim=-2)
+        kernel = torch.fft.rfft(self.alpha.to(z.dtype), n=2 * time)
+        product = kernel[..., None] * torch.fft.rfft(z, n=2 * time, dim=-2)
+        convolved: Tensor = torch.fft.irfft(product, n=2 * time, dim=-2)
         return convolved[..., :time, :]

@@ -92,6 +92,7 @@ def chunked(
     time = len(x)
     if time == 0:
         return x
+    chunk_size = min(chunk_size, time)
     count = -(-time // chunk_size)
 
     def split(v: Tensor) -> Tensor:

@@ -1,0 +1,28 @@
+"""Known models as one line of ``ssd`` each (sec. 4.3, sec. 5.3): what differs is only the decay."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from statedual.shapes import LogA, Y
+from statedual.ssd.op import ssd
+
+Heads = Float[Tensor, "batch time heads _"]
+
+
+def linear_attention(q: Heads, k: Heads, v: Heads) -> Y:
+    """Causal linear attention (Katharopoulos et al. 2020; prop:linear-attention): no decay. y_t = sum_{s<=t} (q_t.k_s) v_s.
+
+    q, k are taken after their feature map.
+    """
+    return ssd(v, torch.zeros_like(v[..., 0], dtype=torch.float32), k, q).y
+
+
+def retention(q: Heads, k: Heads, v: Heads, gamma: Float[Tensor, " heads"]) -> Y:
+    """Retention (RetNet, Sun et al. 2023): one constant decay 0 <= gamma <= 1 a head. y_t = sum gamma^(t-s) (q_t.k_s) v_s."""
+    return ssd(v, gamma.log().expand(v.shape[:3]), k, q).y
+
+
+def gateloop(q: Heads, k: Heads, v: Heads, log_a: LogA) -> Y:
+    """GateLoop (Katsch 2023) with a real scalar gate a head: the decay depends on the input. This is ``ssd`` itself."""
+    return ssd(v, log_a, k, q).y
