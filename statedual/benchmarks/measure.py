@@ -9,7 +9,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 
-def median_seconds(candidates: Mapping[str, Callable[[], object]], *, repeats: int = 9, warmup: int = 2) -> dict[str, float]:
+def median_seconds(
+    candidates: Mapping[str, Callable[[], object]], *, repeats: int = 9, warmup: int = 2
+) -> dict[str, float]:
     """The median time of each candidate. They take turns, so that what disturbs the machine disturbs all alike."""
     taken: dict[str, list[float]] = {name: [] for name in candidates}
     for round_ in range(warmup + repeats):

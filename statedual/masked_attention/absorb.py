@@ -5,6 +5,7 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
+from statedual.checks import require_floating, require_one_device
 from statedual.masked_attention.masks import Semiseparable
 
 
@@ -27,6 +28,8 @@ def absorb(
     attention with the mask 1SS(a), a (*batch, time), and the larger q and k. For diagonal a it is a diagonal SSM:
     a (*batch, time, N * K), one decay for each of the N * K states, with q in the place of C and k in that of B.
     """
+    require_floating(q=q, k=k)
+    require_one_device(q=q, k=k, mask=mask.a)
     state = q.shape[-1]
     if k.shape[-1] != state:
         raise ValueError(f"k has {k.shape[-1]} features, expected {state} as in q")

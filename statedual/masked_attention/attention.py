@@ -82,9 +82,11 @@ def normalised_attention(
     map whose products are (see ``feature_maps``), and the mask is nonnegative. A row that weighs less than ``eps`` in
     all is divided by ``eps``: a row of zeros gives zero, with finite gradients.
     """
+    _require_attention(q, k, v, mask)
     dtype = v.dtype
     q, k, v = _promoted(q, k, v)
-    y = structured_attention(q, k, torch.cat([v, torch.ones_like(v[..., :1])], dim=-1), mask, form=form)
+    ones = v.new_ones(*v.shape[:-1], 1)
+    y = structured_attention(q, k, torch.cat([v, ones], dim=-1), mask, form=form)
     if y.is_complex():
         raise ValueError(
             f"mask is {type(mask).__name__}, whose entries are complex, expected one with nonnegative entries; "
@@ -112,7 +114,7 @@ def _require_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> No
         mask.require_lengths(q.shape[-2], k.shape[-2])
         batches["mask"] = mask.batch
     try:
-        torch.broadcast_shapes(*batches.values())  # type: ignore[no-untyped-call]
+        torch.broadcast_shapes(*batches.values())
     except RuntimeError as error:
         shapes = ", ".join(f"{name} {tuple(shape)}" for name, shape in batches.items())
         raise ValueError(f"batch axes are {shapes}, expected shapes that broadcast; add axes of size 1") from error

@@ -144,7 +144,7 @@ def taylor(x: Float[Tensor, "*batch state"]) -> Float[Tensor, "*batch features"]
     """
     wide = widen(x)
     square = (wide[..., :, None] * wide[..., None, :]).flatten(-2) / math.sqrt(2)
-    return torch.cat([torch.ones_like(wide[..., :1]), wide, square], dim=-1).to(x.dtype)
+    return torch.cat([wide.new_ones(*wide.shape[:-1], 1), wide, square], dim=-1).to(x.dtype)
 
 
 def layer_norm(

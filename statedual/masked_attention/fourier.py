@@ -43,7 +43,8 @@ class Fourier(Mask):
 
     def _matmul(self, z: Tensor) -> Tensor:
         if self.turns is None:
-            return torch.fft.fft(z, dim=-2)
+            spectrum: Tensor = torch.fft.fft(z, dim=-2)
+            return spectrum
         return _chirp_transform(self.turns, z)
 
 

@@ -19,6 +19,14 @@ def narrow(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor if tensor.is_complex() else tensor.to(dtype)
 
 
+def require_axes(name: str, tensor: Tensor, axes: str) -> None:
+    """``tensor`` is floating and has at least one dimension for each word of ``axes``, batch axes before them."""
+    require_floating(**{name: tensor})
+    wanted = axes.split()
+    if tensor.ndim < len(wanted):
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected (*batch, {', '.join(wanted)})")
+
+
 class Mask(ABC):
     """A matrix L of shape (time, source) that is cheap to multiply with: the L of `def:sma`.
 
@@ -61,18 +69,19 @@ class Mask(ABC):
         ``dtype`` is torch's default unless given; a complex mask comes in its complex counterpart.
         """
         self.require_lengths(time, self.lengths[1] if self.lengths else time)
-        return self._dense(time, dtype or torch.get_default_dtype(), device)
+        dtype = dtype or torch.get_default_dtype()
+        return narrow(self._dense(time, torch.promote_types(dtype, torch.float32), device), dtype)
 
     def hadamard(self, g: Float[Tensor, "*#batch time source"]) -> Inexact[Tensor, "*#batch time source"]:
         """G ∘ L, in time * source: the mask's step of the quadratic form (`eq:sha-quad:2`)."""
-        require_floating(g=g)
+        require_axes("g", g, "time source")
         self.require_lengths(*g.shape[-2:])
         wide = widen(g)
         return narrow(wide * self._dense(g.shape[-2], wide.dtype, g.device), g.dtype)
 
     def matmul(self, z: Float[Tensor, "*#batch source features"]) -> Inexact[Tensor, "*#batch time features"]:
         """L z, at this structure's own cost: the mask's step of the linear form (`eq:sha-lin:2`)."""
-        require_floating(z=z)
+        require_axes("z", z, "source features")
         self.require_lengths(self.lengths[0] if self.lengths else z.shape[-2], z.shape[-2])
         wide = widen(z)
         if 0 in (*z.shape, *self.batch):

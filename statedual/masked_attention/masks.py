@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from statedual.checks import require_floating, require_one_device
-from statedual.masked_attention.mask import Mask
+from statedual.masked_attention.mask import Mask, require_axes
 from statedual.semiseparable.scan import scan
 from statedual.semiseparable.segment_sums import segment_sums
 
@@ -43,7 +43,7 @@ class Causal(Mask):
 
     def hadamard(self, g: Float[Tensor, "*batch time source"]) -> Float[Tensor, "*batch time source"]:
         """G ∘ L without writing L down."""
-        require_floating(g=g)
+        require_axes("g", g, "time source")
         self.require_lengths(*g.shape[-2:])
         return g.tril()
 
@@ -93,7 +93,7 @@ class OneSemiseparable(Mask):
     log_a: Float[Tensor, "*batch time"]
 
     def __post_init__(self) -> None:
-        require_floating(log_a=self.log_a)
+        require_axes("log_a", self.log_a, "time")
 
     @property
     def batch(self) -> torch.Size:
@@ -169,7 +169,7 @@ class Dense(Mask):
     matrix: Float[Tensor, "*batch time source"]
 
     def __post_init__(self) -> None:
-        require_floating(matrix=self.matrix)
+        require_axes("matrix", self.matrix, "time source")
 
     @property
     def batch(self) -> torch.Size:
@@ -190,7 +190,7 @@ class Dense(Mask):
 
 def _decayed_sum(a: Float[Tensor, "*#batch time"], z: Float[Tensor, "*#batch time features"]) -> Tensor:
     """1SS(a) z: h_t = a_t h_{t-1} + z_t (`eq:1ss-recurrence`), with a's batch axes given to z where it lacks them."""
-    batch = torch.broadcast_shapes(a.shape[:-1], z.shape[:-2])  # type: ignore[no-untyped-call]
+    batch = torch.broadcast_shapes(a.shape[:-1], z.shape[:-2])
     return scan(a[..., None], z.expand(*batch, *z.shape[-2:]), dim=-2)
 
 

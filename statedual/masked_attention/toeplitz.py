@@ -6,8 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from statedual.checks import require_floating
-from statedual.masked_attention.mask import Mask
+from statedual.masked_attention.mask import Mask, require_axes
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +20,7 @@ class Toeplitz(Mask):
     alpha: Float[Tensor, "*batch time"]
 
     def __post_init__(self) -> None:
-        require_floating(alpha=self.alpha)
+        require_axes("alpha", self.alpha, "time")
 
     @property
     def batch(self) -> torch.Size:

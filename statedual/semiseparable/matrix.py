@@ -110,11 +110,15 @@ class SemiseparableMatrix:
         """``M x``, or the product of order N + P with another one of order P (Proposition ``prop:ss-closure``)."""
         if isinstance(other, Tensor):
             return self.matmul(other)
-        return self._combined_with(other, algebra.multiply)
+        if isinstance(other, SemiseparableMatrix):
+            return self._combined_with(other, algebra.multiply)
+        return NotImplemented
 
     def __add__(self, other: "SemiseparableMatrix") -> "SemiseparableMatrix":
         """The sum, of order N + P; diagonal when both are scalar or diagonal (Proposition ``prop:ss-closure``)."""
-        return self._combined_with(other, algebra.add)
+        if isinstance(other, SemiseparableMatrix):
+            return self._combined_with(other, algebra.add)
+        return NotImplemented
 
     def inverse(self) -> "SemiseparableMatrix":
         """The inverse, of order N + 1, for a diagonal without zeros (Proposition ``prop:ss-closure``)."""

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from statedual.checks import require_floating
 from statedual.semiseparable.scan import scan
 
 
@@ -15,5 +16,8 @@ def one_semiseparable(a: Float[Tensor, "*batch time"]) -> Float[Tensor, "*batch 
     ``a`` (*batch, time) gives (*batch, time, time). ``a_0`` has no effect. M is the scan of the identity, so zero
     and negative decays are exact.
     """
+    require_floating(a=a)
+    if a.ndim == 0:
+        raise ValueError("a has shape (), expected (*batch, time); for one step give it an axis with a[None]")
     identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     return scan(a.unsqueeze(-1), identity.expand(*a.shape, a.shape[-1]), dim=-2)

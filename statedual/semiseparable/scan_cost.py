@@ -32,7 +32,7 @@ def scan_cost(time: int, mode: str) -> ScanCost:
     return ScanCost(counter.work, int(max(depths.tolist(), default=0)))
 
 
-class DepthArithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class DepthArithmetic(TorchDispatchMode):
     """Arithmetic in which a number is the length of the longest chain of operations behind it.
 
         x * y  and  x + y  become  max(x, y) + 1
@@ -42,7 +42,7 @@ class DepthArithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.work = 0
 
     def __torch_dispatch__(

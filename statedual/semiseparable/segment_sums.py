@@ -21,7 +21,7 @@ def segment_sums(log_a: Float[Tensor, "*batch time"]) -> Float[Tensor, "*batch t
     if time == 0:
         return log_a.new_zeros(*log_a.shape, 0)
     size = 1 << (time - 1).bit_length()
-    # Of each block: the matrix, the sums from its start to each position, and those from after each position to its end.
+    # Of each block: the matrix, the sums from its start to each position, those from after each position to its end.
     from_start = pad(log_a, (0, size - time)).unsqueeze(-1)
     to_end = torch.zeros_like(from_start)
     blocks = to_end.unsqueeze(-1)

@@ -40,7 +40,7 @@ def products_from_first(a: Transition) -> Transition:
     products = [torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)]
     for factor in a[1:]:
         products.append(factor @ products[-1])
-    return torch.stack(products)
+    return torch.stack(products)[: len(a)]
 
 
 def products_to_last(a: Transition) -> Transition:

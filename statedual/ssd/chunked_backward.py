@@ -140,4 +140,3 @@ def _diagonal_blocks(
         into_b += torch.einsum("kgijls,kgjln->kgisn", grad_gram, pair_c)
         into_c += torch.einsum("kgijls,kgisn->kgjln", grad_gram, pair_b)
     return grad_log_a
-

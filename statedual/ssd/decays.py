@@ -33,9 +33,7 @@ def fill_decays(
     return start.exp_(), end.exp_()
 
 
-def crossing_sums(
-    d: Float[Tensor, "*batch rows columns"], first_row: int = 0
-) -> Float[Tensor, "*batch columns"]:
+def crossing_sums(d: Float[Tensor, "*batch rows columns"], first_row: int = 0) -> Float[Tensor, "*batch columns"]:
     """out[t] = sum of d[l, s] over s < t <= l: all paths that pass through decay t. Row r of ``d`` is l = first_row + r.
 
     This is the gradient of log_a when d = L * dL. Row sums minus column sums would give it more cheaply, and wrongly:

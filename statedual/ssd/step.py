@@ -22,7 +22,9 @@ def ssd_step(
     require_floating(x=x, log_a=log_a, b=b, c=c)
     require_one_device(state=state, x=x, log_a=log_a, b=b, c=c)
     if state.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"state has dtype {state.dtype}, expected float32 or float64: states lose too much in fewer bits")
+        raise ValueError(
+            f"state has dtype {state.dtype}, expected float32 or float64: states lose too much in fewer bits"
+        )
     require_sizes("state", state, {"batch": None, "heads": None, "head_dim": None, "state": None}, "state")
     batch, heads, head_dim, n = state.shape
     require_sizes("x", x, {"batch": batch, "heads_x": None, "head_dim": head_dim}, "state")

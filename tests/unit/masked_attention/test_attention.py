@@ -330,9 +330,9 @@ def test_arguments_that_cannot_be_used() -> None:
     x = torch.randn(3, 2)
     with pytest.raises(ValueError, match="form is 'chunked', expected one of 'linear', 'quadratic'"):
         structured_attention(x, x, x, None, form="chunked")
-    with pytest.raises(ValueError, match="k has dtype torch.int64"):
+    with pytest.raises(ValueError, match=r"k has dtype torch\.int64"):
         structured_attention(x, x.long(), x, None)
-    with pytest.raises(ValueError, match="v has dtype torch.int64"):
+    with pytest.raises(ValueError, match=r"v has dtype torch\.int64"):
         kernel_attention(x, x, x.long(), torch.exp)
     with pytest.raises(ValueError, match="mask is Fourier, whose entries are complex"):
         normalised_attention(x, x, x, Fourier())

@@ -126,11 +126,11 @@ def test_a_structured_mask_is_square() -> None:
 
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_integers_are_an_error() -> None:
-    with pytest.raises(ValueError, match="z has dtype torch.int64"):
+    with pytest.raises(ValueError, match=r"z has dtype torch\.int64"):
         Causal().matmul(torch.ones(3, 2, dtype=torch.int64))
-    with pytest.raises(ValueError, match="g has dtype torch.int64"):
+    with pytest.raises(ValueError, match=r"g has dtype torch\.int64"):
         Causal().hadamard(torch.ones(3, 3, dtype=torch.int64))
-    with pytest.raises(ValueError, match="log_a has dtype torch.int64"):
+    with pytest.raises(ValueError, match=r"log_a has dtype torch\.int64"):
         OneSemiseparable(torch.zeros(3, dtype=torch.int64))
 
 

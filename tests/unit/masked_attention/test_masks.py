@@ -74,14 +74,14 @@ def test_each_mask_is_a_special_case_of_the_next(time: int, seed: int) -> None:
     gamma = torch.rand((), dtype=torch.float64)
     ones = torch.ones(time, 1, dtype=torch.float64)
 
-    def L(mask):
+    def matrix(mask):
         return mask.dense(time, dtype=torch.float64)
 
-    torch.testing.assert_close(L(OneSemiseparable(torch.zeros(time))), L(Causal()))
-    torch.testing.assert_close(L(Decay(gamma)), L(OneSemiseparable(gamma.log().expand(time))))
-    torch.testing.assert_close(L(Decay(gamma)), L(Toeplitz(gamma ** torch.arange(time))))
+    torch.testing.assert_close(matrix(OneSemiseparable(torch.zeros(time))), matrix(Causal()))
+    torch.testing.assert_close(matrix(Decay(gamma)), matrix(OneSemiseparable(gamma.log().expand(time))))
+    torch.testing.assert_close(matrix(Decay(gamma)), matrix(Toeplitz(gamma ** torch.arange(time))))
     a = torch.rand(time, dtype=torch.float64)
-    torch.testing.assert_close(L(OneSemiseparable(a.log())), L(Semiseparable(a, ones, ones)))
+    torch.testing.assert_close(matrix(OneSemiseparable(a.log())), matrix(Semiseparable(a, ones, ones)))
 
 
 def test_decays_of_minus_infinity_forget_with_finite_gradients() -> None:

@@ -59,7 +59,7 @@ def test_contraction_computes_the_states_of_the_recurrence() -> None:
 
 def test_contraction_refuses_dense_factors() -> None:
     m = example("dense", 4, 2)
-    with pytest.raises(ValueError, match="scalar .* or diagonal"):
+    with pytest.raises(ValueError, match=r"scalar .* or diagonal"):
         contraction(m.a, m.b, m.c, normal(4, 1, seed=0))
 
 
@@ -80,7 +80,7 @@ def test_gradients(algorithm, kind: str) -> None:
     if algorithm is contraction and kind == "dense":
         pytest.skip("contraction has no dense factors")
     m = example(kind, 5, 2, seed=8)
-    assert (m.a == 0).any(), "the example should hold zero factors, where quotients would fail"
+    m.a[2] = 0  # where quotients would fail
     arguments = (*leaves(m), normal(5, 2, seed=4).requires_grad_())
     size = (2,) if algorithm is chunked else ()
     assert torch.autograd.gradcheck(lambda *tensors: algorithm(*tensors, *size), arguments)
@@ -145,12 +145,13 @@ def test_scalar_factors_are_a_mask_on_a_gram_matrix(m: SemiseparableMatrix) -> N
         assert error(dense(m.a, b, c), torch.diag(c[:, 0]) @ mask @ torch.diag(b[:, 0])) < 1e-13
 
 
-def test_as_columns_refuses_what_has_another_length(unchecked_shapes: None) -> None:
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_as_columns_refuses_what_has_another_length() -> None:
     with pytest.raises(ValueError, match=r"x has shape \(3, 2\), expected time 4"):
         as_columns(torch.zeros(3, 2), 4)
     with pytest.raises(ValueError, match=r"x has shape \(\)"):
         as_columns(torch.zeros(()), 4)
-    with pytest.raises(ValueError, match="x has dtype torch.int64"):
+    with pytest.raises(ValueError, match=r"x has dtype torch\.int64"):
         as_columns(torch.zeros(4, 2, dtype=torch.int64), 4)
     assert as_columns(torch.zeros(4, 2, 3), 4).shape == (4, 6)
     assert as_columns(torch.zeros(0), 0).shape == (0, 1)

@@ -27,7 +27,8 @@ def test_entries_are_products_of_decays(time: int, batch: tuple[int, ...], zeros
         a = a * (torch.rand(a.shape, generator=generator) < 0.5)
     dense = one_semiseparable(a)
     assert dense.shape == (*batch, time, time)
-    for got, one in zip(dense.reshape(-1, time, time), a.reshape(-1, time), strict=True):
+    count = math.prod(batch)
+    for got, one in zip(dense.reshape(count, time, time), a.reshape(count, time), strict=True):
         torch.testing.assert_close(got, entry_by_entry(one), atol=0, rtol=1e-14)
 
 

@@ -173,6 +173,7 @@ def test_result_shares_no_memory_with_the_input(mode: str, time: int) -> None:
 @every_mode
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_compiles_whole(mode: str) -> None:
+    torch.compiler.reset()  # each mode is a recompilation, and their number is limited
     a, b, initial = torch.rand(9), torch.randn(2, 9), torch.randn(2)
     compiled = torch.compile(scan, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(

@@ -1,0 +1,21 @@
+"""The recurrent form, eq:s6: the definition, one token after another. In float64 it is the truth."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from statedual.shapes import B, C, DiagonalLogA, X
+from statedual.ssd.heads import spread
+
+
+def recurrent(
+    x: X, log_a: DiagonalLogA, b: B, c: C, state: Float[Tensor, "batch heads head_dim state"]
+) -> tuple[Float[Tensor, "batch time heads head_dim"], Float[Tensor, "batch heads head_dim state"]]:
+    """h_t = exp(log_a_t) h_{t-1} + x_t outer b_t,  y_t = h_t c_t, from ``state`` on, in the precision of the inputs."""
+    heads = log_a.shape[2]
+    outputs = [x.new_zeros(x.shape[0], 0, heads, x.shape[3])]
+    for x_t, a_t, b_t, c_t in zip(x.unbind(1), log_a.exp().unbind(1), b.unbind(1), c.unbind(1), strict=True):
+        outer = spread(x_t, heads).unsqueeze(-1) * spread(b_t, heads).unsqueeze(-2)
+        state = a_t.unsqueeze(-2) * state + outer
+        outputs.append((state @ spread(c_t, heads).unsqueeze(-1)).squeeze(-1).unsqueeze(1))
+    return torch.cat(outputs, 1), state
