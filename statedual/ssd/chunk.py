@@ -60,7 +60,7 @@ class Chunks:
     def of(self, tensor: Tensor) -> Tensor:
         """The segment of a (batch, time, heads, width) tensor as a (chunk, row, heads, pos, width) view."""
         s = self.segment
-        part = tensor[s.row0 : s.row1, s.t0 : s.t1].unflatten(1, (s.chunks, s.pos))
+        part: Tensor = tensor[s.row0 : s.row1, s.t0 : s.t1].unflatten(1, (s.chunks, s.pos))
         return part.permute(1, 0, 3, 2, 4)
 
     def load(self, name: str, tensor: Tensor, groups: int) -> Float[Tensor, "count groups pos width"]:
@@ -119,7 +119,7 @@ class Chunks:
     def states_at_borders(
         self, x: Tensor, b: Tensor, from_start: Tensor, to_end: Tensor, entry: Tensor
     ) -> tuple[Float[Tensor, "borders rows heads head_dim state"], Tensor]:
-        """Right and center factors: the states at all borders of the segment, ``entry`` first; and to_end * x, folded."""
+        """Right and center factors: the states at all borders, ``entry`` first; and to_end * x, folded."""
         s, p, n = self.segment, x.shape[-1], b.shape[-1]
         weighted, by_head = self.fold("weighted", self.gb, p)
         torch.mul(x.unflatten(1, (self.gb, -1)), to_end.unflatten(1, (self.gb, -1)).unsqueeze(-1), out=by_head)

@@ -12,45 +12,19 @@ matrix products, those of heads that share b or c joined into one.
 import torch
 from torch import Tensor
 
-from statedual.ssd.chunk import Buffers, Chunks
-from statedual.ssd.segments import Walk
+from statedual.ssd.chunk import Chunks
+from statedual.ssd.passes import Inputs
 
 
-def chunked_forward(
-    x: Tensor,
-    log_a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    initial_state: Tensor | None,
-    offsets: list[int] | None,
-    walk: Walk,
-    like: Tensor,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(y, final states, the states that later segments of a run start from if ``keep``), computed in ``like.dtype``."""
-    batch, time, _, p = x.shape
-    heads, n = log_a.shape[2], b.shape[3]
-    sequences = None if offsets is None else len(offsets) - 1
-    states = like.new_zeros(batch if sequences is None else sequences, heads, p, n)
-    if initial_state is not None:
-        states.copy_(initial_state)
-    y = x.new_empty(batch, time, heads, p)
-    kept = like.new_empty(walk.borders(batch, time, sequences) if keep else 0, heads, p, n)
-    buffers, filled = Buffers(like), 0
-    for run in walk.runs(batch, time, offsets):
-        state = states[run.states]
-        for index, segment in enumerate(run.segments):
-            if keep and index > 0:
-                kept[filled : filled + segment.rows] = state
-                filled += segment.rows
-            chunks = Chunks(buffers, segment, heads, b.shape[2], c.shape[2])
-            state.copy_(_segment_forward(chunks, x, log_a, b, c, state, y))
-    return y, states, kept
+def elements(x: Tensor, log_a: Tensor, b: Tensor, chunk: int) -> int:
+    """Numbers in the work buffers of one chunk: L and its product with the Gram matrix, rows of x's width, states."""
+    head_dim, state = x.shape[3], b.shape[3]
+    return log_a.shape[2] * (2 * chunk * chunk + 4 * chunk * head_dim + 2 * head_dim * state)
 
 
-def _segment_forward(
-    chunks: Chunks, x: Tensor, log_a: Tensor, b: Tensor, c: Tensor, entry: Tensor, y: Tensor
-) -> Tensor:
+def segment_forward(chunks: Chunks, inputs: Inputs, entry: Tensor, y: Tensor) -> Tensor:
+    """Write the segment of ``y``; return the state at its end."""
+    x, log_a, b, c = inputs
     held_x = chunks.load("x", x, chunks.heads)
     held_b, held_c = chunks.load("b", b, chunks.gb), chunks.load("c", c, chunks.gc)
     decay, from_start, to_end = chunks.decays(log_a)

@@ -1,4 +1,4 @@
-"""The gradient of the chunked form. It walks the segments backwards and recomputes what the forward did not keep.
+"""The gradient of the chunked form inside a segment, which first recomputes what the forward did not keep.
 
 With G_{k+1} the gradient of the state at the end of chunk k, and dy[l] that of the output:
 
@@ -7,57 +7,22 @@ With G_{k+1} the gradient of the state at the end of chunk k, and dy[l] that of 
     db[s]    = to_end[s] G_{k+1}^T x_s + sum_l dG[l, s] c_l            dM = dy x^T, dG = sum over heads of L * dM
     dc[l]    = from_start[l] h_k^T dy[l] + sum_s dG[l, s] b_s
 
-The gradient of log_a[t] is a sum over everything that crosses t, collected from the four decays of the forward: L, to_end,
-from_start and total. Each is a sum of products that contain the decay itself, so nothing cancels and "forget" gets 0.
+The gradient of log_a[t] is a sum over everything that crosses t, collected from the four decays of the forward: L,
+to_end, from_start and total. Each is a sum of products that contain the decay itself, so nothing cancels and "forget"
+gets 0.
 """
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from statedual.ssd.chunk import Buffers, Chunks
+from statedual.ssd.chunk import Chunks
 from statedual.ssd.decays import crossing_sums
-from statedual.ssd.segments import Walk
+from statedual.ssd.passes import Inputs
 
 
-def chunked_backward(
-    grad_y: Tensor,
-    grad_final: Tensor,
-    x: Tensor,
-    log_a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    initial_state: Tensor | None,
-    kept: Tensor,
-    offsets: list[int] | None,
-    walk: Walk,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x, log_a, b, c and the initial states."""
-    grads = tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, log_a, b, c))
-    grad_states = grad_final.clone(memory_format=torch.contiguous_format)
-    zero = grad_states.new_zeros(()).expand_as(grad_states)
-    start = zero if initial_state is None else initial_state
-    buffers, runs = Buffers(grad_states), list(walk.runs(x.shape[0], x.shape[1], offsets))
-    filled = sum(segment.rows for run in runs for segment in run.segments[1:])
-    for run in reversed(runs):
-        grad_state = grad_states[run.states]
-        for index, segment in reversed(list(enumerate(run.segments))):
-            entry = start[run.states]
-            if index > 0:
-                filled -= segment.rows
-                entry = kept[filled : filled + segment.rows]
-            chunks = Chunks(buffers, segment, log_a.shape[2], b.shape[2], c.shape[2])
-            grad_state.copy_(_segment_backward(chunks, (x, log_a, b, c), entry, grad_y, grad_state, grads))
-    return *grads, grad_states
-
-
-def _segment_backward(
-    chunks: Chunks,
-    inputs: tuple[Tensor, ...],
-    entry: Tensor,
-    grad_y: Tensor,
-    grad_exit: Tensor,
-    grads: tuple[Tensor, ...],
+def segment_backward(
+    chunks: Chunks, inputs: Inputs, entry: Tensor, grad_y: Tensor, grad_exit: Tensor, grads: Inputs
 ) -> Tensor:
     """Write the segment of ``grads``; return the gradient of the state that enters it."""
     x, log_a, b, c = inputs

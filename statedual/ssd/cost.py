@@ -1,7 +1,7 @@
-"""What each form must cost (sec. 6.3): floating-point operations, and the least bytes moved. Benchmarks use them as floors.
+"""What each form must cost (sec. 6.3): floating-point operations, and the least bytes moved. The floors of benchmarks.
 
-A multiplication and an addition count as two operations. Elementwise work is left out where a matrix product of the same
-block dominates it, as in the paper; ``least_bytes`` reads every input once and writes every output once.
+A multiplication and an addition count as two operations. Elementwise work is left out where a matrix product of the
+same block dominates it, as in the paper; ``least_bytes`` reads every input once and writes every output once.
 """
 
 from dataclasses import dataclass
@@ -95,7 +95,7 @@ def state_elements(shape: SSDShape) -> int:
 
 
 def least_bytes(shape: SSDShape, itemsize: int, *, backward: bool = False) -> int:
-    """Every input read once, y and the final state written once; the backward reads dy besides and writes all gradients.
+    """Every input read once, y and the final state written once; the backward reads dy too and writes all gradients.
 
     x, b, c, y have ``itemsize`` bytes, log_a and states 4.
     """

@@ -10,7 +10,7 @@ def fill_decays(
 ) -> tuple[Float[Tensor, "chunk heads size"], Float[Tensor, "chunk heads size"]]:
     """Write L = 1SS(exp(log_a)) below the diagonal of ``matrix``; return the decays from the start and to the end.
 
-        L[l, s]       = exp(log_a[s+1] + ... + log_a[l])     s < l; the rest of ``matrix`` is the caller's (0 above, 1 on)
+        L[l, s]       = exp(log_a[s+1] + ... + log_a[l])     s < l; all else is the caller's: 0 above, 1 on it
         from_start[l] = exp(log_a[0] + ... + log_a[l])
         to_end[s]     = exp(log_a[s+1] + ... + log_a[size-1])
 
@@ -34,7 +34,7 @@ def fill_decays(
 
 
 def crossing_sums(d: Float[Tensor, "*batch rows columns"], first_row: int = 0) -> Float[Tensor, "*batch columns"]:
-    """out[t] = sum of d[l, s] over s < t <= l: all paths that pass through decay t. Row r of ``d`` is l = first_row + r.
+    """out[t] = sum of d[l, s] over s < t <= l, all paths through decay t. Row r of ``d`` is l = first_row + r.
 
     This is the gradient of log_a when d = L * dL. Row sums minus column sums would give it more cheaply, and wrongly:
     the large entries near the diagonal cancel and bury what strong decays leave.

@@ -1,5 +1,7 @@
 """What ``ssd`` asks of its arguments, said in one place for every form and backend."""
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -75,10 +77,10 @@ def read_offsets(cu_seqlens: Tensor | None, time: int) -> list[int] | None:
     offsets: list[int] = cu_seqlens.tolist()
     if offsets[0] != 0:
         raise ValueError(f"cu_seqlens starts at {offsets[0]}, expected 0")
-    for index, (start, stop) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+    for index, (start, stop) in enumerate(itertools.pairwise(offsets)):
         if stop < start:
             raise ValueError(
-                f"cu_seqlens decreases from {start} to {stop} at index {index + 1}, expected offsets that never decrease"
+                f"cu_seqlens decreases from {start} to {stop} at index {index + 1}, expected offsets in rising order"
             )
     if offsets[-1] != time:
         raise ValueError(f"cu_seqlens ends at {offsets[-1]}, expected {time}, the time of x")

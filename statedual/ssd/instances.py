@@ -11,15 +11,18 @@ Heads = Float[Tensor, "batch time heads _"]
 
 
 def linear_attention(q: Heads, k: Heads, v: Heads) -> Y:
-    """Causal linear attention (Katharopoulos et al. 2020; prop:linear-attention): no decay. y_t = sum_{s<=t} (q_t.k_s) v_s.
+    """Causal linear attention (prop:linear-attention, Katharopoulos et al. 2020): y_t = sum_{s<=t} (q_t.k_s) v_s.
 
-    q, k are taken after their feature map.
+    No decay. q and k are taken after their feature map.
     """
     return ssd(v, torch.zeros_like(v[..., 0], dtype=torch.float32), k, q).y
 
 
 def retention(q: Heads, k: Heads, v: Heads, gamma: Float[Tensor, " heads"]) -> Y:
-    """Retention (RetNet, Sun et al. 2023): one constant decay 0 <= gamma <= 1 a head. y_t = sum gamma^(t-s) (q_t.k_s) v_s."""
+    """Retention (RetNet, Sun et al. 2023): y_t = sum_{s<=t} gamma^(t-s) (q_t.k_s) v_s.
+
+    gamma is one constant decay for each head, 0 <= gamma <= 1.
+    """
     return ssd(v, gamma.log().expand(v.shape[:3]), k, q).y
 
 

@@ -1,12 +1,14 @@
 """``ssd``: the one public operation of the package, in any of its three forms."""
 
+import itertools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from statedual.checks import require_choice
-from statedual.shapes import B, C, LogA, Offsets, State, X, Y
+from statedual.shapes import B, C, DiagonalLogA, LogA, Offsets, State, X, Y
 from statedual.ssd.backend import choose_backend
 from statedual.ssd.inputs import check_inputs, compute_dtype, read_offsets
 from statedual.ssd.library import ssd_chunked
@@ -37,7 +39,7 @@ def ssd(
     chunk_size: int | None = None,
     validate: bool = False,
 ) -> SSDOutput:
-    """The state space dual layer (sec. 5): a linear recurrence with a scalar decay, or masked attention without softmax.
+    """The state space dual layer (sec. 5): a linear recurrence with scalar decays, or attention without a softmax.
 
         h_t = exp(log_a_t) h_{t-1} + x_t outer b_t          y_t = h_t c_t
         Y   = (L * (C B^T)) X                               L = 1SS(exp(log_a))
@@ -70,14 +72,20 @@ def ssd(
         y, final, _ = ssd_chunked(x, log_a, b, c, initial_state, cu_seqlens, chunk_size or DEFAULT_CHUNK, keep)
         return SSDOutput(y, final)
     with torch.autocast(x.device.type, enabled=False):
-        return _plain(form, x, log_a, b, c, initial_state, read_offsets(cu_seqlens, x.shape[1]))
+        run = recurrent if form == "recurrent" else quadratic
+        return one_by_one(run, x, log_a, b, c, initial_state, read_offsets(cu_seqlens, x.shape[1]))
 
 
-def _plain(
-    form: str, x: X, log_a: LogA, b: B, c: C, initial_state: State | None, offsets: list[int] | None
+def one_by_one(
+    run: Callable[..., tuple[Tensor, Tensor]],
+    x: X,
+    log_a: LogA | DiagonalLogA,
+    b: B,
+    c: C,
+    initial_state: State | None,
+    offsets: list[int] | None,
 ) -> SSDOutput:
-    """The two forms that autograd differentiates: packed sequences one after the other."""
-    run = recurrent if form == "recurrent" else quadratic
+    """A plain form, which autograd differentiates, on each of the packed sequences: wide inside, x's dtype outside."""
     dtype = compute_dtype(x, log_a, b, c)
     sequences = x.shape[0] if offsets is None else len(offsets) - 1
     if initial_state is None:
@@ -88,7 +96,7 @@ def _plain(
         return SSDOutput(y.to(x.dtype), final)
     ys = [x.new_zeros(1, 0, log_a.shape[2], x.shape[3], dtype=dtype)]
     finals: list[Tensor] = [state[:0]]
-    for index, (start, stop) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+    for index, (start, stop) in enumerate(itertools.pairwise(offsets)):
         y, final = run(*(t[:, start:stop] for t in wide), state[index : index + 1])
         ys.append(y)
         finals.append(final)

@@ -1,4 +1,4 @@
-"""The recurrent (linear) form, eq:s6 with A = a I: the definition, one token after another. In float64 it is the truth."""
+"""The recurrent (linear) form, eq:s6 with A = a I: the definition, token by token. In float64 it is the truth."""
 
 import torch
 from jaxtyping import Float

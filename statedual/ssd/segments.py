@@ -1,5 +1,6 @@
 """How a batch, or a row of packed sequences, is walked: segments of a few chunks, small enough to stay in cache."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -47,12 +48,13 @@ class Walk:
     chunks: int
 
     @classmethod
-    def plan(
-        cls, batch: int, time: int, heads: int, head_dim: int, state: int, chunk: int, like: torch.Tensor
-    ) -> "Walk":
-        """As much at once as the budget of ``like``'s device holds; short rows of a batch go side by side."""
-        numbers = heads * (2 * chunk * chunk + 4 * chunk * head_dim + 2 * head_dim * state)
-        width = max(1, _BUDGET.get(like.device.type, 64 << 20) // (numbers * like.dtype.itemsize))
+    def plan(cls, batch: int, time: int, chunk: int, elements: int, like: torch.Tensor) -> "Walk":
+        """As many chunks at once, of ``elements`` numbers each, as the budget of ``like``'s device holds.
+
+        Short rows of a batch go side by side.
+        """
+        budget = _BUDGET.get(like.device.type, 64 << 20)
+        width = max(1, budget // max(1, elements * like.dtype.itemsize))
         rows = max(1, min(batch, width // max(1, -(-time // chunk))))
         return cls(chunk, rows, max(1, width // rows))
 
@@ -63,7 +65,7 @@ class Walk:
                 last = min(batch, row + self.rows)
                 yield Run(slice(row, last), tuple(self._cut(row, last, 0, time)))
         else:
-            for index, (start, stop) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+            for index, (start, stop) in enumerate(itertools.pairwise(offsets)):
                 yield Run(slice(index, index + 1), tuple(self._cut(0, 1, start, stop)))
 
     def _cut(self, row0: int, row1: int, start: int, stop: int) -> Iterator[Segment]:
