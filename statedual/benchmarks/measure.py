@@ -5,7 +5,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 
-import torch
 from torch.profiler import ProfilerActivity, profile
 
 

@@ -9,7 +9,6 @@ each at most 1, whatever the decays. So each level is one matrix product of C an
 state channel: nothing overflows, nothing is divided, and sums of log decays are only ever added.
 """
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 

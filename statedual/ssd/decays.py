@@ -18,15 +18,21 @@ def fill_decays(
     written, once, and only ``size`` exponentials are taken a level. ``size`` is a power of two; pad with zeros.
     """
     size = log_a.shape[-1]
+    # Quadrants of one or two positions are too small for a call each: they lie on three diagonals.
+    decay, diagonal = log_a.exp(), torch.ones_like(log_a)
+    for k in range(1, min(4, size)):
+        below = matrix.diagonal(-k, -2, -1)
+        diagonal = torch.mul(diagonal[..., : size - k], decay[..., k:], out=below)
     start, end = log_a.clone(), torch.zeros_like(log_a)
     half = 1
     while half < size:
         start_left, start_right = start.unflatten(-1, (-1, 2, half)).unbind(-2)
         end_left = end.unflatten(-1, (-1, 2, half))[..., 0, :]
-        # The lower-left quadrant of every block of size 2 * half on the diagonal: (chunk, heads, half, half, blocks).
-        blocks = matrix.unflatten(-1, (-1, 2, half)).unflatten(-4, (-1, 2, half))
-        quadrants = blocks[..., 1, :, :, 0, :].diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
-        torch.mul(start_right.exp().unsqueeze(-1), end_left.exp().unsqueeze(-2), out=quadrants)
+        if half > 2:
+            # The lower-left quadrant of every block of size 2 * half on the diagonal: (chunk, heads, half, half, blocks).
+            blocks = matrix.unflatten(-1, (-1, 2, half)).unflatten(-4, (-1, 2, half))
+            quadrants = blocks[..., 1, :, :, 0, :].diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
+            torch.mul(start_right.exp().unsqueeze(-1), end_left.exp().unsqueeze(-2), out=quadrants)
         end_left += start_right[..., -1:]
         start_right += start_left[..., -1:]
         half *= 2
@@ -40,5 +46,5 @@ def crossing_sums(d: Float[Tensor, "*batch rows columns"], first_row: int = 0) -
     the large entries near the diagonal cancel and bury what strong decays leave.
     """
     crossing = torch.zeros_like(d[..., 0, :])
-    crossing[..., 1:] = d.cumsum(-1).tril_(first_row - 1).sum(-2)[..., :-1]
+    crossing[..., 1:] = d.cumsum_(-1).tril_(first_row - 1).sum(-2)[..., :-1]
     return crossing

@@ -3,7 +3,19 @@
 import pytest
 import torch
 from hypothesis import given, settings
-from ssd_examples import BOUNDS, CHUNKS, DECAYS, FORMS, PATTERNS, Example, assert_equal, example, examples, results, truth
+from ssd_examples import (
+    BOUNDS,
+    CHUNKS,
+    DECAYS,
+    FORMS,
+    PATTERNS,
+    Example,
+    assert_equal,
+    example,
+    examples,
+    results,
+    truth,
+)
 
 every_form = pytest.mark.parametrize("form", FORMS)
 HALVES = (torch.bfloat16, torch.float16)
