@@ -1,9 +1,8 @@
 """``statedual demo``: the duality on one page. Three forms of a layer agree, cost differently, and are one matrix."""
 
-import os
-import tempfile
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -11,13 +10,13 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
+from statedual.benchmarks.figures import draw_if_possible, save_figure
 from statedual.benchmarks.measure import median_seconds
 from statedual.semiseparable.one_semiseparable import one_semiseparable
 from statedual.ssd.op import FORMS, ssd
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Layer = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -39,14 +38,7 @@ def demo(out: Path = Path("demo/matrix.png")) -> None:
     console = Console()
     console.print(agreement_table(agreement(time=1000)))
     console.print(growth_table(growth(LENGTHS, console)))
-    try:
-        draw_matrix(out)
-    except ModuleNotFoundError as missing:
-        if missing.name != "matplotlib":
-            raise
-        console.print("No picture: matplotlib is missing. Install it with: pip install 'statedual\\[plots]'")
-    else:
-        console.print(f"Picture of the matrix M and its blocks: {out}", soft_wrap=True)
+    draw_if_possible(draw_matrix, out, "Picture of the matrix M and its blocks", console)
 
 
 def example_layer(time: int, *, heads: int, head_dim: int, state: int, dtype: torch.dtype) -> Layer:
@@ -111,9 +103,7 @@ def growth(lengths: tuple[int, ...], console: Console) -> dict[int, dict[str, fl
     for time in track(lengths, description="measuring", console=console, transient=True):
         layer = example_layer(time, heads=2, head_dim=64, state=64, dtype=torch.float32)
         with torch.inference_mode():
-            found[time] = median_seconds(
-                {form: lambda form=form, layer=layer: ssd(*layer, form=form) for form in FORMS}, repeats=5, warmup=1
-            )
+            found[time] = median_seconds({form: partial(ssd, *layer, form=form) for form in FORMS}, repeats=5, warmup=1)
     return found
 
 
@@ -140,14 +130,12 @@ def growth_table(found: dict[int, dict[str, float]]) -> Table:
 def draw_matrix(out: Path) -> None:
     """The matrix of one small layer in three panels (fig:ssd-algorithm): its mask, itself, and its blocks."""
     import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 
     mask, matrix = example_matrix()
     colours = mpl.colormaps["viridis"].with_extremes(bad="white")
     figure = Figure(figsize=(15, 6.2), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots(1, 3)
     panels = (
         (mask, "The mask L: what is left of step s at step t", LogNorm(1e-2, 1)),
@@ -160,7 +148,7 @@ def draw_matrix(out: Path) -> None:
         figure.colorbar(image, ax=ax, location="bottom", shrink=0.8, aspect=30, pad=0.02, extend="min")
         _frame(ax, title)
     _draw_blocks(axes[2], matrix)
-    _save(figure, out)
+    save_figure(figure, out)
 
 
 def example_matrix() -> tuple[Tensor, Tensor]:
@@ -181,7 +169,7 @@ def _draw_blocks(ax: "Axes", matrix: Tensor) -> None:
     """Each block as the algorithm multiplies by it: in full on the diagonal, as three thin factors below it."""
     from matplotlib.patches import Patch, Polygon, Rectangle
 
-    style = {"edgecolor": "white", "linewidth": 1.0}
+    style: dict[str, Any] = {"edgecolor": "white", "linewidth": 1.0}
     for row in range(0, TIME, CHUNK):
         ax.add_patch(Polygon([(row, row), (row, row + CHUNK), (row + CHUNK, row + CHUNK)], facecolor=DIAGONAL, **style))
         for column in range(0, row, CHUNK):
@@ -213,15 +201,3 @@ def _frame(ax: "Axes", title: str) -> None:
     ax.set_title(title, fontsize=14, pad=10)
     ax.set_xlabel("from step s", fontsize=12)
     ax.set_ylabel("to step t", fontsize=12)
-
-
-def _save(figure: "Figure", out: Path) -> None:
-    """Whole or not at all: written beside its place, then renamed."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=out.parent, suffix=".png", delete=False) as unfinished:
-        try:
-            figure.savefig(unfinished, dpi=110, format="png")
-            os.replace(unfinished.name, out)
-        except BaseException:
-            os.unlink(unfinished.name)
-            raise

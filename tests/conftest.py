@@ -14,7 +14,7 @@ def _seed() -> None:
 
 @pytest.fixture
 def unchecked_shapes() -> Iterator[None]:
-    """Switch jaxtyping's own checks off, as they are for users: bad input must meet our ValueError, compilers our code."""
+    """Without jaxtyping's own checks, as for users: bad input must meet our ValueError, and compilers our code."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)

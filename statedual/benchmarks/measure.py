@@ -1,11 +1,29 @@
 """The two instruments of every benchmark: seconds, and bytes at the peak. Both compare within one run."""
 
+import ctypes
 import gc
+import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
+
+# Parameters of mallopt(3), from glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+
+
+def keep_freed_memory() -> bool:
+    """Let glibc's malloc keep what is freed, for the rest of the process; whether it could be told so.
+
+    By default every large tensor is mapped afresh, and the kernel faults in its pages inside the timed call: on a
+    virtual machine the cost of that varies fivefold from run to run. Kept memory is faulted in once, in the warm-up.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    return bool(mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, -1))
 
 
 def median_seconds(
@@ -43,5 +61,5 @@ def peak_bytes(run: Callable[[], object]) -> int:
 def _allocations(recorded: profile) -> list[tuple[int, int]]:
     """(time, bytes; negative where freed) of everything the allocator reported."""
     assert recorded.profiler is not None
-    events = recorded.profiler.kineto_results.events()
-    return [(event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"]
+    results: Any = recorded.profiler.kineto_results  # PyTorch's annotations of its events lack ``nbytes``
+    return [(event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]"]

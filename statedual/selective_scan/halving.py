@@ -9,6 +9,7 @@ each at most 1, whatever the decays. So each level is one matrix product of C an
 state channel: nothing overflows, nothing is divided, and sums of log decays are only ever added.
 """
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -17,8 +18,8 @@ Scores = Float[Tensor, "count heads size size"]
 
 
 def halves(held: Tensor, half: int) -> tuple[Tensor, Tensor]:
-    """The (count, heads, blocks, half, width) left and right halves of all blocks of 2 * half positions, as views."""
-    left, right = held.unflatten(2, (-1, 2, half)).unbind(3)
+    """The left and right halves of all blocks of 2 * half positions: views (..., blocks, half, width)."""
+    left, right = held.unflatten(-2, (-1, 2, half)).unbind(-3)
     return left, right
 
 
@@ -31,23 +32,34 @@ def quadrants(scores: Scores, half: int) -> Float[Tensor, "count heads blocks ha
 def fill_border_decays(
     log_a: Held, levels: Float[Tensor, "levels count heads size state"], start: Held, end: Held
 ) -> None:
-    """Write for each level k (half = 2^k) the decay between every position and its border; and those of the whole chunk.
+    """Write the decays between every position and its border, for each level; and those to both ends of the chunk.
 
-    levels[k][s] = exp(log_a[s+1] + ... ) up to the end of its half for s on the left, levels[k][l] = exp( ... + log_a[l])
-    from the start of its half for l on the right. start[l] is the decay from the chunk's start up to l included, end[s]
-    that after s to the chunk's end. ``size`` is a power of two.
+    levels[k][s] = exp(log_a[s+1] + ... ) up to the end of its half (of 2^k positions) for s on the left of a border,
+    levels[k][l] = exp( ... + log_a[l]) from the start of its half for l on the right. start[l] is the decay from the
+    chunk's start up to l included, end[s] that after s to the chunk's end. ``size`` is a power of two.
     """
     start.copy_(log_a)
     end.zero_()
     for k, level in enumerate(levels):
         half = 1 << k
-        start_left, start_right = halves(start, half)
-        end_left, _ = halves(end, half)
+        (start_left, start_right), (end_left, _) = halves(start, half), halves(end, half)
         level_left, level_right = halves(level, half)
-        level_left.copy_(end_left)
-        level_right.copy_(start_right)
+        torch.exp(end_left, out=level_left)
+        torch.exp(start_right, out=level_right)
         end_left += start_right[..., -1:, :]
         start_right += start_left[..., -1:, :]
-    levels.exp_()
     start.exp_()
     end.exp_()
+
+
+def pass_down(grad_start: Held, grad_end: Held, grad_level: Held, half: int) -> None:
+    """The adjoint of one level of ``fill_border_decays``, in place, from the top of the tree downwards.
+
+    All three are gradients of the logarithms. At the bottom ``grad_start`` is the gradient of log_a.
+    """
+    (start_left, start_right), (end_left, _) = halves(grad_start, half), halves(grad_end, half)
+    level_left, level_right = halves(grad_level, half)
+    start_left[..., -1, :] += start_right.sum(-2)
+    start_right[..., -1, :] += end_left.sum(-2)
+    end_left += level_left
+    start_right += level_right

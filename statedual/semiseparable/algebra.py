@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from statedual.semiseparable.transition import Transition, as_dense, as_diagonal
+from statedual.semiseparable.transition import as_dense, as_diagonal
 
-Representation: TypeAlias = tuple[Transition, Float[Tensor, "time state"], Float[Tensor, "time state"]]
+Representation: TypeAlias = tuple[Float[Tensor, "time ..."], Float[Tensor, "time _"], Float[Tensor, "time _"]]
+"""``(a, b, c)``. The axis of states has no name: representations of several orders meet in one signature."""
 
 
 def add(first: Representation, second: Representation) -> Representation:

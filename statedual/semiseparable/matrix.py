@@ -59,10 +59,11 @@ class SemiseparableMatrix:
 
     @classmethod
     def from_dense(cls, m: Float[Tensor, "time time"], tol: float | None = None) -> "SemiseparableMatrix":
-        """The minimal representation of a lower-triangular matrix: its order is ``semiseparable_rank(m, tol)``.
+        """The minimal representation of a lower-triangular matrix: its order is ``semiseparable_rank(m)``.
 
         Proposition ``prop:sss``. Singular values of the blocks up to ``tol * ||m||_2`` are dropped; ``tol`` defaults
-        to T times the precision of the dtype. The factors are dense; no gradient flows through.
+        to what rounding adds. A coarser one gives an order of at most ``semiseparable_rank(m, tol)`` and a matrix
+        within ``sqrt(T) * tol * ||m||_2`` of m. The factors are dense; no gradient flows through.
         """
         return cls(*realize(m, tol))
 

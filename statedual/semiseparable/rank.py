@@ -1,5 +1,7 @@
 """The semiseparable rank of a dense matrix, straight from its definition."""
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -11,7 +13,7 @@ def semiseparable_rank(m: Float[Tensor, "time time"], tol: float | None = None) 
     """The largest rank on or below the diagonal of a lower-triangular matrix (Definition ``def:semiseparable-rank``).
 
     Every submatrix on or below the diagonal lies inside one of the T blocks ``m[t:, :t+1]``, so these are enough.
-    Singular values up to ``tol * ||m||_2`` count as zero; ``tol`` defaults to T times the precision of the dtype.
+    Singular values up to ``tol * ||m||_2`` count as zero; ``tol`` defaults to what rounding adds (``with_threshold``).
     One singular value decomposition a block: a definition, not a fast path.
     """
     require_lower_triangular(m)
@@ -35,8 +37,15 @@ def require_lower_triangular(m: Tensor) -> None:
 
 
 def with_threshold(m: Tensor, tol: float | None) -> tuple[Tensor, Tensor]:
-    """``m`` in working precision, and the singular value of its blocks from which on they count: ``tol * ||m||_2``."""
-    relative = len(m) * torch.finfo(m.dtype).eps if tol is None else tol
+    """``m`` in working precision, and the singular value of its blocks from which on they count: ``tol * ||m||_2``.
+
+    ``tol`` defaults to T times the working precision, as is usual for decompositions. The entries themselves, when they
+    are half precision, come rounded by up to ``eps / 2``, which changes a norm by sqrt(T) times that.
+    """
+    if tol is not None and not tol >= 0:
+        raise ValueError(f"tol is {tol}, expected a number of at least 0, or None for a default")
+    given = torch.finfo(m.dtype).eps
     m = m.to(torch.promote_types(m.dtype, torch.float32))
+    rounding = max(len(m) * torch.finfo(m.dtype).eps, math.sqrt(len(m)) * given)
     norm = torch.linalg.matrix_norm(m, ord=2) if m.numel() else m.new_zeros(())
-    return m, relative * norm
+    return m, (rounding if tol is None else tol) * norm

@@ -20,6 +20,10 @@ def realize(m: Float[Tensor, "time time"], tol: float | None = None) -> Represen
     of a matrix with as many columns as the order plus one. The rows of R_t = [A_t R_{t-1}, b_t] stay orthonormal
     (input-normal form), so these are the singular values of the block itself, and cutting those up to
     ``tol * ||m||_2`` gives a state of the block's numerical rank. Smaller states are filled up with zeros.
+
+    What is cut is missing from the blocks to come: with a coarse ``tol`` their singular values shrink, and the order
+    may stay below ``semiseparable_rank(m, tol)``. The cuts of two steps have orthogonal rows, so that all of them
+    change m by at most ``sqrt(T) * tol * ||m||_2``.
     """
     require_lower_triangular(m)
     dtype = m.dtype

@@ -42,7 +42,7 @@ class DepthArithmetic(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch has not annotated it
         self.work = 0
 
     def __torch_dispatch__(

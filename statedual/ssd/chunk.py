@@ -63,18 +63,23 @@ class Chunks:
         part: Tensor = tensor[s.row0 : s.row1, s.t0 : s.t1].unflatten(1, (s.chunks, s.pos))
         return part.permute(1, 0, 3, 2, 4)
 
-    def load(self, name: str, tensor: Tensor, groups: int) -> Float[Tensor, "count groups pos width"]:
-        """A copy in compute precision, for ``groups`` heads where ``tensor`` may have fewer."""
-        part = self.of(tensor)
-        given, width = part.shape[2], part.shape[4]
-        held = self.buffers.take(name, *part.shape[:2], given, groups // given, self.pos, width)
-        held.copy_(part.unsqueeze(3))
-        return held.view(self.count, groups, self.pos, width)
+    def load(
+        self, name: str, tensor: Tensor, groups: int, size: int | None = None
+    ) -> Float[Tensor, "count groups size width"]:
+        """A copy in compute precision, for ``groups`` heads where ``tensor`` may have fewer.
 
-    def store(self, held: Float[Tensor, "count groups pos width"], target: Tensor) -> None:
+        With room for ``size`` positions, of which the first ``pos`` are written.
+        """
+        part, size = self.of(tensor), size or self.pos
+        given, width = part.shape[2], part.shape[4]
+        held = self.buffers.take(name, *part.shape[:2], given, groups // given, size, width)
+        held[..., : self.pos, :] = part.unsqueeze(3)
+        return held.view(self.count, groups, size, width)
+
+    def store(self, held: Float[Tensor, "count groups size width"], target: Tensor) -> None:
         """The adjoint of ``load``: summed over what was broadcast, into the segment of ``target``."""
         part = self.of(target)
-        split = held.view(*part.shape[:2], part.shape[2], -1, self.pos, part.shape[4])
+        split = held[..., : self.pos, :].unflatten(1, (part.shape[2], -1)).unflatten(0, part.shape[:2])
         part.copy_(split.sum(3) if split.shape[3] > 1 else split.squeeze(3))
 
     def fold(self, name: str, groups: int, width: int) -> tuple[Tensor, Tensor]:

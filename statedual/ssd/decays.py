@@ -29,7 +29,8 @@ def fill_decays(
         start_left, start_right = start.unflatten(-1, (-1, 2, half)).unbind(-2)
         end_left = end.unflatten(-1, (-1, 2, half))[..., 0, :]
         if half > 2:
-            # The lower-left quadrant of every block of size 2 * half on the diagonal: (chunk, heads, half, half, blocks).
+            # The lower-left quadrant of every block of size 2 * half on the diagonal:
+            # (chunk, heads, half, half, blocks).
             blocks = matrix.unflatten(-1, (-1, 2, half)).unflatten(-4, (-1, 2, half))
             quadrants = blocks[..., 1, :, :, 0, :].diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
             torch.mul(start_right.exp().unsqueeze(-1), end_left.exp().unsqueeze(-2), out=quadrants)

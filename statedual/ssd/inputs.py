@@ -1,6 +1,7 @@
 """What ``ssd`` asks of its arguments, said in one place for every form and backend."""
 
 import itertools
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -20,6 +21,12 @@ def compute_dtype(*tensors: Tensor) -> torch.dtype:
     return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
 
 
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Products in the precision of their factors, whatever the caller's autocast says ("meta" has no autocast)."""
+    available = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if available else nullcontext()
+
+
 def check_inputs(
     x: Tensor,
     log_a: Tensor,
@@ -29,14 +36,21 @@ def check_inputs(
     cu_seqlens: Tensor | None,
     chunk_size: int | None,
     validate: bool,
+    *,
+    diagonal: bool = False,
 ) -> None:
-    """Shapes, dtypes and devices; values of the decays only on request, for they cost a pass and a synchronisation."""
+    """Shapes, dtypes and devices; values of the decays only on request, for they cost a pass and a synchronisation.
+
+    ``diagonal``: ``log_a`` has one decay for each channel of the state.
+    """
     require_floating(x=x, log_a=log_a, b=b, c=c, initial_state=initial_state)
     require_one_device(x=x, log_a=log_a, b=b, c=c, initial_state=initial_state, cu_seqlens=cu_seqlens)
     require_ndim("x", x, "batch time heads_x head_dim")
     batch, time, _, head_dim = x.shape
-    require_sizes("log_a", log_a, {"batch": batch, "time": time, "heads": None}, "x")
-    require_sizes("b", b, {"batch": batch, "time": time, "heads_b": None, "state": None}, "x")
+    by_state: dict[str, int | None] = {"state": None} if diagonal else {}
+    require_sizes("log_a", log_a, {"batch": batch, "time": time, "heads": None, **by_state}, "x")
+    state = log_a.shape[3] if diagonal else None
+    require_sizes("b", b, {"batch": batch, "time": time, "heads_b": None, "state": state}, "x and log_a")
     require_sizes("c", c, {"batch": batch, "time": time, "heads_c": None, "state": b.shape[3]}, "x and b")
     heads = log_a.shape[2]
     for name, tensor in (("x", x), ("b", b), ("c", c)):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from statedual.ssd import chunked, chunked_backward
-from statedual.ssd.inputs import compute_dtype, read_offsets
+from statedual.ssd.inputs import compute_dtype, read_offsets, without_autocast
 from statedual.ssd.passes import ChunkedForm, backward_pass, forward_pass
 
 
@@ -33,7 +33,7 @@ def register(name: str, form: ChunkedForm) -> Operators:
         keep: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         like, inputs = x.new_empty(0, dtype=compute_dtype(x, log_a, b, c)), (x, log_a, b, c)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device):
             offsets = read_offsets(cu_seqlens, x.shape[1])
             return forward_pass(form, inputs, initial_state, offsets, form.walk(inputs, chunk, like), like, keep)
 
@@ -74,7 +74,7 @@ def register(name: str, form: ChunkedForm) -> Operators:
         chunk: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         inputs = (x, log_a, b, c)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device):
             offsets = read_offsets(cu_seqlens, x.shape[1])
             walk = form.walk(inputs, chunk, kept)
             return backward_pass(form, grad_y, grad_final, inputs, initial_state, kept, offsets, walk)

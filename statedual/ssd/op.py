@@ -10,7 +10,7 @@ from torch import Tensor
 from statedual.checks import require_choice
 from statedual.shapes import B, C, DiagonalLogA, LogA, Offsets, State, X, Y
 from statedual.ssd.backend import choose_backend
-from statedual.ssd.inputs import check_inputs, compute_dtype, read_offsets
+from statedual.ssd.inputs import check_inputs, compute_dtype, read_offsets, without_autocast
 from statedual.ssd.library import ssd_chunked
 from statedual.ssd.quadratic import quadratic
 from statedual.ssd.recurrent import recurrent
@@ -71,7 +71,7 @@ def ssd(
         keep = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
         y, final, _ = ssd_chunked(x, log_a, b, c, initial_state, cu_seqlens, chunk_size or DEFAULT_CHUNK, keep)
         return SSDOutput(y, final)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x.device):
         run = recurrent if form == "recurrent" else quadratic
         return one_by_one(run, x, log_a, b, c, initial_state, read_offsets(cu_seqlens, x.shape[1]))
 

@@ -33,7 +33,7 @@ class ChunkedForm:
     def walk(self, inputs: Inputs, chunk: int, like: Tensor) -> Walk:
         """How these inputs are cut when numbers are held as ``like``."""
         x, log_a, b, _ = inputs
-        chunk = min(chunk, max(1, x.shape[1]))
+        chunk = torch.sym_min(chunk, torch.sym_max(1, x.shape[1]))
         return Walk.plan(x.shape[0], x.shape[1], chunk, self.elements(x, log_a, b, chunk), like)
 
 
@@ -65,6 +65,7 @@ def forward_pass(
                 filled += segment.rows
             chunks = Chunks(buffers, segment, heads, b.shape[2], c.shape[2])
             state.copy_(form.forward(chunks, inputs, state, y))
+    kept[filled:] = 0  # an operator returns no memory as it was found
     return y, states, kept
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import sym_max, sym_min
 
 # Bytes of work buffers that one segment may fill: measured on two CPU cores; a GPU wants width.
 _BUDGET = {"cpu": 16 << 20, "cuda": 512 << 20}
@@ -54,9 +55,9 @@ class Walk:
         Short rows of a batch go side by side.
         """
         budget = _BUDGET.get(like.device.type, 64 << 20)
-        width = max(1, budget // max(1, elements * like.dtype.itemsize))
-        rows = max(1, min(batch, width // max(1, -(-time // chunk))))
-        return cls(chunk, rows, max(1, width // rows))
+        width = sym_max(1, budget // sym_max(1, elements * like.dtype.itemsize))
+        rows = sym_max(1, sym_min(batch, width // sym_max(1, -(-time // chunk))))
+        return cls(chunk, rows, sym_max(1, width // rows))
 
     def runs(self, batch: int, time: int, offsets: list[int] | None) -> Iterator[Run]:
         """Every position of every sequence once, in order of time within a run."""
@@ -80,7 +81,10 @@ class Walk:
 
         For packed sequences the exact number depends on the offsets, which a compiler does not know.
         """
-        whole, tail = divmod(time, self.chunk)
+        whole, begun = time // self.chunk, -(-time // self.chunk)
+        # ``time`` may be a compiler's symbol: nothing here may ask whether it is larger than something.
         if sequences is None:
-            return batch * max(0, -(-whole // self.chunks) + (tail > 0) - 1)
-        return min(whole, whole // self.chunks + sequences)
+            count: int = batch * sym_max(0, -(-whole // self.chunks) + (begun - whole) - 1)
+        else:
+            count = sym_min(whole, whole // self.chunks + sequences)
+        return count

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from statedual.checks import require_divides, require_floating, require_one_device, require_sizes
 from statedual.ssd.heads import spread
+from statedual.ssd.inputs import without_autocast
 
 
 def ssd_step(
@@ -33,7 +34,7 @@ def ssd_step(
     require_sizes("c", c, {"batch": batch, "heads_c": None, "state": n}, "state")
     for name, tensor in (("x", x), ("b", b), ("c", c)):
         require_divides(name, tensor.shape[1], heads)
-    with torch.autocast(state.device.type, enabled=False):
+    with without_autocast(state.device):
         x_wide, decay, b_wide, c_wide = (t.to(state.dtype) for t in (x, log_a.to(state.dtype).exp(), b, c))
         state.mul_(decay[:, :, None, None])
         by_b = state.unflatten(1, (b.shape[1], -1))

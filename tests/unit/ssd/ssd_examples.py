@@ -1,5 +1,6 @@
 """Inputs of ``ssd`` for tests, and the truth they are compared with: the recurrence as a plain loop in float64."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -162,7 +163,7 @@ def recurrence(
     if offsets is None:
         return _one_row(x, log_a, b, c, state)
     rows = []
-    for k, (start, stop) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+    for k, (start, stop) in enumerate(itertools.pairwise(offsets)):
         own = None if state is None else state[k : k + 1]
         rows.append(_one_row(*(t[:, start:stop] for t in (x, log_a, b, c)), own))
     if not rows:
@@ -206,12 +207,18 @@ def _with_gradients(given: Example, leaves: list[Tensor], y: Tensor, final: Tens
 
 
 def error(got: Tensor, wanted: Tensor) -> float:
-    """||got - wanted|| / ||wanted||, or ||got|| where zero is wanted; inf unless all of ``got`` is finite."""
+    """||got - wanted|| / ||wanted||; inf unless all of ``got`` is finite, and where zero is wanted but not returned.
+
+    What is too small for a normal number of ``got``'s dtype counts as zero: there it has no digits to compare.
+    """
     assert got.shape == wanted.shape
     if not got.isfinite().all():
         return math.inf
-    scale = torch.linalg.vector_norm(wanted.double()).item()
-    return torch.linalg.vector_norm(got.double() - wanted.double()).item() / (scale or 1.0)
+    got, tiny = got.double(), torch.finfo(got.dtype).smallest_normal
+    wanted = torch.where(wanted.abs() < tiny, 0.0, wanted.double())
+    if not wanted.any():
+        return math.inf if (got.abs() > tiny).any() else 0.0
+    return (torch.linalg.vector_norm(got - wanted) / torch.linalg.vector_norm(wanted)).item()
 
 
 def assert_equal(got: Results, wanted: Results, given: Example) -> None:

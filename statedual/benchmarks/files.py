@@ -1,0 +1,16 @@
+"""Output files that are whole or absent: an interrupted run leaves nothing half-written behind."""
+
+import os
+from pathlib import Path
+
+
+def write_whole(out: Path, content: bytes) -> None:
+    """Write beside ``out``, then rename; the folder is made."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        unfinished.write_bytes(content)
+        os.replace(unfinished, out)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise

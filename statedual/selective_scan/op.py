@@ -1,0 +1,70 @@
+"""``diagonal_ssm``: the selective state space model, with a decay for every channel of the state."""
+
+import torch
+
+from statedual.checks import require_choice
+from statedual.selective_scan.library import diagonal_ssm_products, diagonal_ssm_steps
+from statedual.selective_scan.recurrent import recurrent
+from statedual.shapes import B, C, DiagonalLogA, Offsets, State, X
+from statedual.ssd.backend import choose_backend
+from statedual.ssd.inputs import check_inputs, read_offsets
+from statedual.ssd.op import SSDOutput, one_by_one
+
+FORMS = ("recurrent", "chunked")
+# From this head_dim on matrix products win; below it, steps. And the best chunk of each. Measured on two CPU cores.
+WIDE = 8
+WIDE_CHUNK, NARROW_CHUNK = 64, 32
+
+
+def diagonal_ssm(
+    x: X,
+    log_a: DiagonalLogA,
+    b: B,
+    c: C,
+    *,
+    initial_state: State | None = None,
+    cu_seqlens: Offsets | None = None,
+    form: str = "chunked",
+    backend: str = "auto",
+    chunk_size: int | None = None,
+    validate: bool = False,
+) -> SSDOutput:
+    """The selective SSM with diagonal A (sec. 2, eq:s6): ``ssd`` with a decay for every channel of the state.
+
+        h_t = exp(log_a_t) * h_{t-1} + x_t outer b_t          y_t = h_t c_t
+
+    head_dim 1 is the S6 layer of Mamba-1, head_dim 64 gated linear attention.
+
+    Args:
+        x: (batch, time, heads_x, head_dim), the input.
+        log_a: (batch, time, heads, state), at most 0; -inf forgets.
+        b: (batch, time, heads_b, state).
+        c: (batch, time, heads_c, state). heads_x, heads_b and heads_c each divide heads, and head i reads group
+            i // (heads / heads_k).
+        initial_state: (batch, heads, head_dim, state), or one for each packed sequence; zeros if not given.
+        cu_seqlens: (num_seqs + 1,) offsets of sequences packed behind one another in a single row (batch 1).
+        form: "recurrent" (the definition) or "chunked" (exact as well: products inside chunks for wide heads, steps for
+            narrow ones, and a gradient that keeps states at chunk borders only and cannot be differentiated again).
+        backend: "auto" or the name of one; ``choose_backend`` says what "auto" means.
+        chunk_size: positions in a chunk of the chunked form; any number.
+        validate: also check that no decay is positive or NaN, which costs a pass over ``log_a``.
+
+    Returns:
+        y (batch, time, heads, head_dim) in the dtype of ``x``, and final_state (sequences, heads, head_dim, state) in
+        float32 (float64 if an input is). Both carry gradients to every input.
+
+    """
+    require_choice("form", form, FORMS)
+    choose_backend(backend, x.device)
+    check_inputs(x, log_a, b, c, initial_state, cu_seqlens, chunk_size, validate, diagonal=True)
+    if form == "recurrent":
+        with torch.autocast(x.device.type, enabled=False):
+            return one_by_one(recurrent, x, log_a, b, c, initial_state, read_offsets(cu_seqlens, x.shape[1]))
+    inputs = (x, log_a, b, c) if initial_state is None else (x, log_a, b, c, initial_state)
+    keep = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+    if x.shape[3] < WIDE:
+        run, chunk = diagonal_ssm_steps, NARROW_CHUNK
+    else:
+        run, chunk = diagonal_ssm_products, WIDE_CHUNK
+    y, final, _ = run(x, log_a, b, c, initial_state, cu_seqlens, chunk_size or chunk, keep)
+    return SSDOutput(y, final)

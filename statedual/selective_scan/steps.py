@@ -1,0 +1,106 @@
+"""The chunked form for narrow heads, Mamba-1's head_dim 1: step by step, with nothing kept but states at borders.
+
+Here no matrix product is to be won, so a segment is walked as the recurrence says, one fused operation a token on all
+of its channels. What a compiler of loops cannot see is that the gradient needs no states of all times: with those at
+the borders of segments it recomputes the others and runs the adjoint recurrence backwards,
+
+    G_t = dy_t outer c_t + exp(log_a_{t+1}) G_{t+1}
+    dx_t = G_t b_t    db_t = G_t^T x_t    dc_t = h_t^T dy_t
+    dlog_a_t = exp(log_a_t) * sum over head_dim of G_t * h_{t-1}
+"""
+
+import torch
+from torch import Tensor
+
+from statedual.ssd.chunk import Chunks
+from statedual.ssd.passes import Inputs
+
+
+def elements(x: Tensor, log_a: Tensor, b: Tensor, chunk: int) -> int:
+    """Numbers in the work buffers of one chunk: states, their gradients, decays; rows of x's and b's width."""
+    heads, state = log_a.shape[2:]
+    return chunk * (heads * (2 * x.shape[3] * state + state + 4 * x.shape[3]) + 4 * b.shape[2] * state)
+
+
+class Steps:
+    """A segment in work buffers whose first axis is time: inputs, decays, and the states before and after each step."""
+
+    def __init__(self, chunks: Chunks, inputs: Inputs, entry: Tensor) -> None:
+        x, log_a, b, c = inputs
+        self.chunks = chunks
+        self.time = chunks.segment.t1 - chunks.segment.t0
+        self.x, self.b, self.c = self.load("x", x), self.load("b", b), self.load("c", c)
+        self.decay = self.load("decay", log_a).exp_().unsqueeze(3)
+        self.states = chunks.buffers.take("states", self.time + 1, *entry.shape)
+        self.states[0].copy_(entry)
+        _outer(self.x, self.b, self.states[1:])
+        for before, decay, after in zip(
+            self.states[:-1].unbind(0), self.decay.unbind(0), self.states[1:].unbind(0), strict=True
+        ):
+            after.addcmul_(decay, before)
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The segment of a (batch, time, groups, width) tensor as a (time, row, groups, width) view."""
+        s = self.chunks.segment
+        return tensor[s.row0 : s.row1, s.t0 : s.t1].transpose(0, 1)
+
+    def load(self, name: str, tensor: Tensor) -> Tensor:
+        """A copy in compute precision."""
+        part = self.of(tensor)
+        return self.chunks.buffers.take(name, *part.shape).copy_(part)
+
+
+def segment_forward(chunks: Chunks, inputs: Inputs, entry: Tensor, y: Tensor) -> Tensor:
+    """Write the segment of ``y``; return the state at its end."""
+    steps = Steps(chunks, inputs, entry)
+    steps.of(y).copy_(_contract(steps.states[1:], steps.c))
+    return steps.states[-1]
+
+
+def segment_backward(
+    chunks: Chunks, inputs: Inputs, entry: Tensor, grad_y: Tensor, grad_exit: Tensor, grads: Inputs
+) -> Tensor:
+    """Write the segment of ``grads``; return the gradient of the state that enters it."""
+    steps = Steps(chunks, inputs, entry)
+    dy = steps.load("dy", grad_y)
+    grad_states = chunks.buffers.take("grad_states", *steps.states[1:].shape)
+    _outer(dy, steps.c, grad_states)
+    grad_states[-1] += grad_exit
+    for after, decay, before in zip(
+        reversed(grad_states[1:].unbind(0)),
+        reversed(steps.decay[1:].unbind(0)),
+        reversed(grad_states[:-1].unbind(0)),
+        strict=True,
+    ):
+        before.addcmul_(decay, after)
+    grad_entry = steps.decay[0] * grad_states[0]
+    grad_x, grad_log_a, grad_b, grad_c = (steps.of(grad) for grad in grads)
+    by_head = _contract(grad_states, steps.b)
+    grad_x.copy_(by_head.unflatten(2, (grad_x.shape[2], -1)).sum(3))
+    grad_b.copy_(_gather(steps.x, grad_states, grad_b.shape[2]))
+    grad_c.copy_(_gather(dy, steps.states[1:], grad_c.shape[2]))
+    grad_log_a.copy_(grad_states.mul_(steps.states[:-1]).mul_(steps.decay).sum(3))
+    return grad_entry
+
+
+def _outer(x: Tensor, b: Tensor, out: Tensor) -> None:
+    """out (time, row, heads, head_dim, state) = x outer b, each of the group of its head."""
+    heads = out.shape[2]
+    by_head = x.repeat_interleave(heads // x.shape[2], 2) if x.shape[2] < heads else x
+    groups = b.shape[2], -1
+    torch.mul(by_head.unflatten(2, groups).unsqueeze(-1), b[:, :, :, None, None], out=out.unflatten(2, groups))
+
+
+def _contract(states: Tensor, c: Tensor) -> Tensor:
+    """states c: (time, row, heads, head_dim), one product a group."""
+    by_group = states.unflatten(2, (c.shape[2], -1)).flatten(3, 4)
+    return (by_group @ c.unsqueeze(-1)).reshape(states.shape[:-1])
+
+
+def _gather(x: Tensor, states: Tensor, groups: int) -> Tensor:
+    """The adjoint of ``_contract`` towards c: (time, row, groups, state), summed over the heads of a group."""
+    heads = states.shape[2]
+    by_head = x.repeat_interleave(heads // x.shape[2], 2) if x.shape[2] < heads else x
+    by_group = (t.unflatten(2, (groups, -1)).flatten(3, 4) for t in (by_head.unsqueeze(-1), states))
+    left, right = by_group
+    return (left.mT @ right).squeeze(-2)
