@@ -51,7 +51,7 @@ def bench(
     met = True
     for suite in suites or SUITES:
         run, draw = SUITES[suite]
-        report = run(repeats, lambda text, suite=suite: console.print(f"[dim]{suite}: {text}[/]"))
+        report = run(repeats, partial(_say, console, suite))
         setting = {**describe(), "malloc": allocator, "repeats": str(repeats)}
         report = replace(report, setting=setting | report.setting)
         for name, value in report.setting.items():
@@ -63,3 +63,7 @@ def bench(
         draw_if_possible(partial(draw, report), out / f"{suite}.png", "Figure", console)
         met = met and report.met
     return 0 if met else 1
+
+
+def _say(console: Console, suite: str, text: str) -> None:
+    console.print(f"[dim]{suite}: {text}[/]")

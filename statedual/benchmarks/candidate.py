@@ -102,5 +102,10 @@ def compare(
     say(f"{case}: taking times and memory")
     seconds = median_seconds({f"{c.name} {c.time}": c for c in candidates}, repeats=repeats)
     return [
-        Measurement(case, c.time, c.name, seconds[f"{c.name} {c.time}"], peak_bytes=peak_bytes(c)) for c in candidates
+        Measurement(case, c.time, c.name, seconds[f"{c.name} {c.time}"], peak_bytes(c), _result_bytes(c))
+        for c in candidates
     ]
+
+
+def _result_bytes(candidate: Candidate) -> int:
+    return sum(result.nbytes for result in candidate().values())

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from statedual.benchmarks.candidate import Candidate, compare, random_inputs
-from statedual.benchmarks.report import Report, memory_bar, speed_bar
+from statedual.benchmarks.report import Report, speed_bar, work_bar
 from statedual.selective_scan import diagonal_ssm
 from statedual.ssd.cost import SSDShape
 
@@ -33,7 +33,7 @@ def run_diagonal(
         speed_bar(*forward, at_least=4),
         speed_bar(*both, at_least=5),
         speed_bar(*channels, at_least=2),
-        memory_bar(*channels, at_most=1 / 4),
+        work_bar(*channels, at_most=1 / 4),
     ]
     setting = {"sizes, GLA": str(gated), "sizes, Mamba-1": str(mamba_1)}
     return Report("diagonal", setting, forward + both + channels, bars)

@@ -9,18 +9,27 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Measurement:
-    """One candidate at one length; a floor takes time but holds no memory."""
+    """One candidate at one length; a floor takes time but holds no memory.
+
+    ``peak_bytes`` is the most that was held at once beyond the inputs, ``result_bytes`` what of it was asked for: outputs
+    and gradients.
+    """
 
     case: str
     time: int
     candidate: str
     seconds: float
     peak_bytes: int | None
+    result_bytes: int = 0
 
     def memory(self) -> int:
         """The peak, of what has one."""
         assert self.peak_bytes is not None
         return self.peak_bytes
+
+    def work(self) -> int:
+        """The peak beyond inputs and results."""
+        return self.memory() - self.result_bytes
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,12 @@ def speed_bar(ours: Measurement, peer: Measurement, *, at_least: float) -> Bar:
 def memory_bar(ours: Measurement, peer: Measurement, *, at_most: float) -> Bar:
     """Ours holds at most this part of what the peer holds."""
     return Bar(f"{ours.case}: memory over {peer.candidate}", ours.memory() / peer.memory(), at_most, at_least=False)
+
+
+def work_bar(ours: Measurement, peer: Measurement, *, at_most: float) -> Bar:
+    """Beyond the results, which cost the same memory everywhere, ours holds at most this part of what the peer holds."""
+    name = f"{ours.case}: memory beyond results over {peer.candidate}"
+    return Bar(name, ours.work() / peer.work(), at_most, at_least=False)
 
 
 def growth_bars(short: Measurement, long: Measurement, *, at_most: float) -> list[Bar]:

@@ -24,7 +24,7 @@ def halves(held: Tensor, half: int) -> tuple[Tensor, Tensor]:
 
 def quadrants(scores: Scores, half: int) -> Float[Tensor, "count heads blocks half half"]:
     """The lower left quadrants of the blocks of 2 * half on the diagonal, as a view: right targets, left sources."""
-    blocks = scores.unflatten(3, (-1, 2, half)).unflatten(2, (-1, 2, half))
+    blocks: Tensor = scores.unflatten(3, (-1, 2, half)).unflatten(2, (-1, 2, half))
     return blocks[:, :, :, 1, :, :, 0].diagonal(dim1=2, dim2=4).movedim(-1, 2)
 
 

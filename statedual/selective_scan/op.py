@@ -7,13 +7,13 @@ from statedual.selective_scan.library import diagonal_ssm_products, diagonal_ssm
 from statedual.selective_scan.recurrent import recurrent
 from statedual.shapes import B, C, DiagonalLogA, Offsets, State, X
 from statedual.ssd.backend import choose_backend
-from statedual.ssd.inputs import check_inputs, read_offsets
+from statedual.ssd.inputs import check_inputs, read_offsets, without_autocast
 from statedual.ssd.op import SSDOutput, one_by_one
 
 FORMS = ("recurrent", "chunked")
-# From this head_dim on matrix products win; below it, steps. And the best chunk of each. Measured on two CPU cores.
+# From this head_dim on matrix products win; below it, steps. And the best chunk. Measured on two CPU cores.
 WIDE = 8
-WIDE_CHUNK, NARROW_CHUNK = 64, 32
+DEFAULT_CHUNK = 32
 
 
 def diagonal_ssm(
@@ -58,13 +58,10 @@ def diagonal_ssm(
     choose_backend(backend, x.device)
     check_inputs(x, log_a, b, c, initial_state, cu_seqlens, chunk_size, validate, diagonal=True)
     if form == "recurrent":
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device):
             return one_by_one(recurrent, x, log_a, b, c, initial_state, read_offsets(cu_seqlens, x.shape[1]))
     inputs = (x, log_a, b, c) if initial_state is None else (x, log_a, b, c, initial_state)
     keep = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
-    if x.shape[3] < WIDE:
-        run, chunk = diagonal_ssm_steps, NARROW_CHUNK
-    else:
-        run, chunk = diagonal_ssm_products, WIDE_CHUNK
-    y, final, _ = run(x, log_a, b, c, initial_state, cu_seqlens, chunk_size or chunk, keep)
+    run = diagonal_ssm_steps if x.shape[3] < WIDE else diagonal_ssm_products
+    y, final, _ = run(x, log_a, b, c, initial_state, cu_seqlens, chunk_size or DEFAULT_CHUNK, keep)
     return SSDOutput(y, final)

@@ -31,9 +31,9 @@ def elements(x: Tensor, log_a: Tensor, b: Tensor, chunk: int) -> int:
 
 
 class Tree:
-    """The chunks of one segment in work buffers, padded to ``size``: inputs, decays, and the states at the borders."""
+    """The chunks of one segment in work buffers, padded to ``size``: inputs, and decays."""
 
-    def __init__(self, chunks: Chunks, inputs: Inputs, entry: Tensor) -> None:
+    def __init__(self, chunks: Chunks, inputs: Inputs) -> None:
         x, log_a, b, c = inputs
         self.chunks, self.size = chunks, 1 << (chunks.pos - 1).bit_length()
         self.x = self.load("x", x, chunks.heads).flatten(0, 1)
@@ -46,7 +46,6 @@ class Tree:
         self.weighted_b = self.by_head(self.b, self.to_end, "weighted_b").flatten(0, 1)
         self.weighted_c = self.by_head(self.c, self.from_start, "weighted_c").flatten(0, 1)
         self.total = self.from_start[:, :, -1].reshape(chunks.segment.chunks, -1, chunks.heads, 1, b.shape[3])
-        self.borders = self._states_at_borders(entry)
 
     def load(self, name: str, tensor: Tensor, groups: int) -> Tensor:
         """``Chunks.load``, padded with zeros."""
@@ -62,16 +61,11 @@ class Tree:
         torch.mul(decay.unflatten(1, groups), grouped.unsqueeze(2), out=out.unflatten(1, groups))
         return out
 
-    def _states_at_borders(self, entry: Tensor) -> Tensor:
-        """Right and center factors: (chunks + 1, rows, heads, head_dim, state), ``entry`` first."""
-        chunks = self.chunks
-        borders = chunks.buffers.take("borders", chunks.segment.chunks + 1, *entry.shape)
-        borders[0].copy_(entry)
-        x, b = (t.unflatten(0, (chunks.segment.chunks, -1)) for t in (self.x, self.weighted_b))
-        for k in range(chunks.segment.chunks):
-            torch.mul(borders[k], self.total[k], out=borders[k + 1])
-            borders[k + 1].flatten(0, 1).baddbmm_(x[k].mT, b[k])
-        return borders
+    def pass_one(self, k: int, rows: Tensor, weighted: Tensor, before: Tensor, after: Tensor) -> None:
+        """after = total * before + the sum over chunk k of ``rows`` (x or dy) outer ``weighted`` (b or c)."""
+        x, b = (t.unflatten(0, (len(self.total), -1))[k] for t in (rows, weighted))
+        torch.mul(before, self.total[k], out=after)
+        after.flatten(0, 1).baddbmm_(x.mT, b)
 
     def weighted_levels(self) -> Iterator[tuple[int, Tensor, Tensor]]:
         """From the top of the tree down: half, decays, and b (left of the borders) or c (right of them) times these."""
@@ -97,15 +91,17 @@ class Tree:
         return scores
 
 
-def segment_forward(chunks: Chunks, inputs: Inputs, entry: Tensor, y: Tensor) -> Tensor:
-    """Write the segment of ``y``; return the state at its end."""
-    tree = Tree(chunks, inputs, entry)
+def segment_forward(chunks: Chunks, inputs: Inputs, state: Tensor, entering: Tensor, y: Tensor) -> None:
+    """Write the segment of ``y`` and the states that enter its chunks; move ``state`` to its end."""
+    tree = Tree(chunks, inputs)
+    entering[0].copy_(state)
+    for k in range(len(entering)):
+        after = entering[k + 1] if k + 1 < len(entering) else state
+        tree.pass_one(k, tree.x, tree.weighted_b, entering[k], after)
     scores = tree.empty_scores()
     for half, _, weighted in tree.weighted_levels():
         left, right = halves(weighted, half)
         quadrants(scores, half).copy_(right @ left.mT)
-    past = tree.borders[:-1].flatten(0, 2)
-    inside = torch.bmm(tree.weighted_c, past.mT, out=chunks.buffers.take("inside", *tree.x.shape))
+    inside = torch.bmm(tree.weighted_c, entering.flatten(0, 2).mT, out=chunks.buffers.take("inside", *tree.x.shape))
     inside.baddbmm_(scores.flatten(0, 1), tree.x)
     chunks.store(inside.unflatten(0, tree.shape[:2]), y)
-    return tree.borders[-1]

@@ -15,20 +15,18 @@ from statedual.ssd.passes import Inputs
 
 
 def segment_backward(
-    chunks: Chunks, inputs: Inputs, entry: Tensor, grad_y: Tensor, grad_exit: Tensor, grads: Inputs
-) -> Tensor:
-    """Write the segment of ``grads``; return the gradient of the state that enters it."""
-    tree, take = Tree(chunks, inputs, entry), chunks.buffers.take
+    chunks: Chunks, inputs: Inputs, entering: Tensor, grad_y: Tensor, grad_state: Tensor, grads: Inputs
+) -> None:
+    """Write the segment of ``grads``; move ``grad_state`` from the segment's end to its start."""
+    tree, take = Tree(chunks, inputs), chunks.buffers.take
     dy = tree.load("dy", grad_y, chunks.heads).flatten(0, 1)
 
     # Center factors, from behind: G_k = total * G_{k+1} + dy^T weighted_c.
-    grad_borders = take("grad_borders", *tree.borders.shape)
-    grad_borders[-1].copy_(grad_exit)
-    by_chunk = [t.unflatten(0, (chunks.segment.chunks, -1)) for t in (dy, tree.weighted_c)]
-    for k in reversed(range(chunks.segment.chunks)):
-        torch.mul(grad_borders[k + 1], tree.total[k], out=grad_borders[k])
-        grad_borders[k].flatten(0, 1).baddbmm_(by_chunk[0][k].mT, by_chunk[1][k])
-    before, after = tree.borders[:-1].flatten(0, 2), grad_borders[1:].flatten(0, 2)
+    leaving = take("leaving", *entering.shape)
+    leaving[-1].copy_(grad_state)
+    for k in reversed(range(len(leaving))):
+        tree.pass_one(k, dy, tree.weighted_c, leaving[k], leaving[k - 1] if k else grad_state)
+    before, after = entering.flatten(0, 2), leaving.flatten(0, 2)
     grad_total = (before * after).sum(1).view_as(tree.total).mul_(tree.total).view_as(tree.from_start[:, :, -1])
 
     # Left and right factors. What a decay is multiplied with gets the gradient of the product times the decay.
@@ -59,7 +57,6 @@ def segment_backward(
 
     for held, target in zip((grad_x.unflatten(0, tree.shape[:2]), grad_start, grad_b, grad_c), grads, strict=True):
         chunks.store(held, target)
-    return grad_borders[0]
 
 
 def _through_decay(tree: Tree, grad: Tensor, weighted: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,4 +18,4 @@ def recurrent(
         outer = spread(x_t, heads).unsqueeze(-1) * spread(b_t, heads).unsqueeze(-2)
         state = a_t.unsqueeze(-2) * state + outer
         outputs.append((state @ spread(c_t, heads).unsqueeze(-1)).squeeze(-1).unsqueeze(1))
-    return torch.cat(outputs, 1), state
+    return torch.cat(outputs, 1), state if x.shape[1] else state.clone()  # never the initial state's own memory

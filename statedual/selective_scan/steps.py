@@ -1,8 +1,8 @@
 """The chunked form for narrow heads, Mamba-1's head_dim 1: step by step, with nothing kept but states at borders.
 
-Here no matrix product is to be won, so a segment is walked as the recurrence says, one fused operation a token on all
-of its channels. What a compiler of loops cannot see is that the gradient needs no states of all times: with those at
-the borders of segments it recomputes the others and runs the adjoint recurrence backwards,
+Here no matrix product is to be won, so a chunk is walked as the recurrence says, one fused operation a token on all of
+its channels. What a compiler of loops cannot see is that the gradient needs no states of all times: with those that
+enter the chunks it recomputes the others and runs the adjoint recurrence backwards,
 
     G_t = dy_t outer c_t + exp(log_a_{t+1}) G_{t+1}
     dx_t = G_t b_t    db_t = G_t^T x_t    dc_t = h_t^T dy_t
@@ -25,14 +25,14 @@ def elements(x: Tensor, log_a: Tensor, b: Tensor, chunk: int) -> int:
 class Steps:
     """A segment in work buffers whose first axis is time: inputs, decays, and the states before and after each step."""
 
-    def __init__(self, chunks: Chunks, inputs: Inputs, entry: Tensor) -> None:
+    def __init__(self, chunks: Chunks, inputs: Inputs, state: Tensor) -> None:
         x, log_a, b, c = inputs
         self.chunks = chunks
         self.time = chunks.segment.t1 - chunks.segment.t0
         self.x, self.b, self.c = self.load("x", x), self.load("b", b), self.load("c", c)
         self.decay = self.load("decay", log_a).exp_().unsqueeze(3)
-        self.states = chunks.buffers.take("states", self.time + 1, *entry.shape)
-        self.states[0].copy_(entry)
+        self.states = chunks.buffers.take("states", self.time + 1, *state.shape)
+        self.states[0].copy_(state)
         _outer(self.x, self.b, self.states[1:])
         for before, decay, after in zip(
             self.states[:-1].unbind(0), self.decay.unbind(0), self.states[1:].unbind(0), strict=True
@@ -50,22 +50,23 @@ class Steps:
         return self.chunks.buffers.take(name, *part.shape).copy_(part)
 
 
-def segment_forward(chunks: Chunks, inputs: Inputs, entry: Tensor, y: Tensor) -> Tensor:
-    """Write the segment of ``y``; return the state at its end."""
-    steps = Steps(chunks, inputs, entry)
+def segment_forward(chunks: Chunks, inputs: Inputs, state: Tensor, entering: Tensor, y: Tensor) -> None:
+    """Write the segment of ``y`` and the states that enter its chunks; move ``state`` to its end."""
+    steps = Steps(chunks, inputs, state)
     steps.of(y).copy_(_contract(steps.states[1:], steps.c))
-    return steps.states[-1]
+    entering.copy_(steps.states[: -1 : chunks.pos])
+    state.copy_(steps.states[-1])
 
 
 def segment_backward(
-    chunks: Chunks, inputs: Inputs, entry: Tensor, grad_y: Tensor, grad_exit: Tensor, grads: Inputs
-) -> Tensor:
-    """Write the segment of ``grads``; return the gradient of the state that enters it."""
-    steps = Steps(chunks, inputs, entry)
+    chunks: Chunks, inputs: Inputs, entering: Tensor, grad_y: Tensor, grad_state: Tensor, grads: Inputs
+) -> None:
+    """Write the segment of ``grads``; move ``grad_state`` from the segment's end to its start."""
+    steps = Steps(chunks, inputs, entering[0])
     dy = steps.load("dy", grad_y)
     grad_states = chunks.buffers.take("grad_states", *steps.states[1:].shape)
     _outer(dy, steps.c, grad_states)
-    grad_states[-1] += grad_exit
+    grad_states[-1] += grad_state
     for after, decay, before in zip(
         reversed(grad_states[1:].unbind(0)),
         reversed(steps.decay[1:].unbind(0)),
@@ -73,14 +74,13 @@ def segment_backward(
         strict=True,
     ):
         before.addcmul_(decay, after)
-    grad_entry = steps.decay[0] * grad_states[0]
+    torch.mul(steps.decay[0], grad_states[0], out=grad_state)
     grad_x, grad_log_a, grad_b, grad_c = (steps.of(grad) for grad in grads)
     by_head = _contract(grad_states, steps.b)
     grad_x.copy_(by_head.unflatten(2, (grad_x.shape[2], -1)).sum(3))
     grad_b.copy_(_gather(steps.x, grad_states, grad_b.shape[2]))
     grad_c.copy_(_gather(dy, steps.states[1:], grad_c.shape[2]))
     grad_log_a.copy_(grad_states.mul_(steps.states[:-1]).mul_(steps.decay).sum(3))
-    return grad_entry
 
 
 def _outer(x: Tensor, b: Tensor, out: Tensor) -> None:
@@ -94,13 +94,14 @@ def _outer(x: Tensor, b: Tensor, out: Tensor) -> None:
 def _contract(states: Tensor, c: Tensor) -> Tensor:
     """states c: (time, row, heads, head_dim), one product a group."""
     by_group = states.unflatten(2, (c.shape[2], -1)).flatten(3, 4)
-    return (by_group @ c.unsqueeze(-1)).reshape(states.shape[:-1])
+    product: Tensor = by_group @ c.unsqueeze(-1)
+    return product.reshape(states.shape[:-1])
 
 
 def _gather(x: Tensor, states: Tensor, groups: int) -> Tensor:
     """The adjoint of ``_contract`` towards c: (time, row, groups, state), summed over the heads of a group."""
     heads = states.shape[2]
     by_head = x.repeat_interleave(heads // x.shape[2], 2) if x.shape[2] < heads else x
-    by_group = (t.unflatten(2, (groups, -1)).flatten(3, 4) for t in (by_head.unsqueeze(-1), states))
-    left, right = by_group
-    return (left.mT @ right).squeeze(-2)
+    left, right = (t.unflatten(2, (groups, -1)).flatten(3, 4) for t in (by_head.unsqueeze(-1), states))
+    product: Tensor = left.mT @ right
+    return product.squeeze(-2)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from statedual.ssd.decays import fill_decays
+from statedual.ssd.matmul import matmul
 from statedual.ssd.segments import Segment
 
 # A block of rows of the masked matrix skips all columns to its right. Shorter blocks skip more and cost more calls.
@@ -45,7 +46,7 @@ class Buffers:
 
 
 class Chunks:
-    """One segment's chunks, head-major: axis 0 runs over (chunk, row), so that the states at borders are one slice.
+    """One segment's chunks, head-major: axis 0 runs over (chunk, row), so that the states that enter are one slice.
 
     ``x`` is held for all heads; ``b`` and ``c`` for their groups, or for the common refinement where neither number of
     groups divides the other. So a broadcast exists for one segment at most, never along time.
@@ -62,6 +63,11 @@ class Chunks:
         s = self.segment
         part: Tensor = tensor[s.row0 : s.row1, s.t0 : s.t1].unflatten(1, (s.chunks, s.pos))
         return part.permute(1, 0, 3, 2, 4)
+
+    def entering(self, kept: Tensor, start: int) -> Float[Tensor, "chunks rows heads head_dim state"]:
+        """The segment's part of ``kept``, which begins at ``start``: the state that enters each chunk."""
+        part: Tensor = kept[start : start + self.count].unflatten(0, (self.segment.chunks, self.segment.rows))
+        return part
 
     def load(
         self, name: str, tensor: Tensor, groups: int, size: int | None = None
@@ -82,13 +88,9 @@ class Chunks:
         split = held[..., : self.pos, :].unflatten(1, (part.shape[2], -1)).unflatten(0, part.shape[:2])
         part.copy_(split.sum(3) if split.shape[3] > 1 else split.squeeze(3))
 
-    def fold(self, name: str, groups: int, width: int) -> tuple[Tensor, Tensor]:
-        """A buffer in which the heads of a group lie side by side, so that each group takes one matrix product.
-
-        Returned as these matrices (count groups, pos, share width) and by head (count, groups, share, pos, width).
-        """
-        held = self.buffers.take(name, self.count, groups, self.pos, self.heads // groups, width)
-        return held.flatten(3).flatten(0, 1), held.transpose(2, 3)
+    def fold(self, name: str, width: int) -> Float[Tensor, "count pos heads width"]:
+        """A buffer in which the heads lie side by side, so that those of a group are one matrix."""
+        return self.buffers.take(name, self.count, self.pos, self.heads, width)
 
     def decays(self, log_a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """L (count, heads, pos, pos), and the decays from the start and to the end (count, heads, pos)."""
@@ -121,25 +123,45 @@ class Chunks:
         for start in range(0, self.pos, _ROW_BLOCK):
             yield slice(start, min(start + _ROW_BLOCK, self.pos))
 
-    def states_at_borders(
-        self, x: Tensor, b: Tensor, from_start: Tensor, to_end: Tensor, entry: Tensor
-    ) -> tuple[Float[Tensor, "borders rows heads head_dim state"], Tensor]:
-        """Right and center factors: the states at all borders, ``entry`` first; and to_end * x, folded."""
-        s, p, n = self.segment, x.shape[-1], b.shape[-1]
-        weighted, by_head = self.fold("weighted", self.gb, p)
-        torch.mul(x.unflatten(1, (self.gb, -1)), to_end.unflatten(1, (self.gb, -1)).unsqueeze(-1), out=by_head)
-        total = from_start[..., -1].reshape(s.chunks, s.rows, self.heads, 1, 1)
-        borders = self.buffers.take("borders", s.chunks + 1, s.rows, self.heads, p, n)
-        borders[0].copy_(entry)
-        right = weighted.unflatten(0, (s.chunks, -1)).mT, b.flatten(0, 1).unflatten(0, (s.chunks, -1))
-        for k in range(s.chunks):
-            torch.mul(borders[k], total[k], out=borders[k + 1])
-            borders[k + 1].view(s.rows * self.gb, -1, n).baddbmm_(right[0][k], right[1][k])
-        return borders, weighted
+    def weigh(self, x: Tensor, decay: Tensor, name: str) -> Float[Tensor, "count pos heads head_dim"]:
+        """decay * x, folded."""
+        weighted = self.fold(name, x.shape[-1])
+        torch.mul(x, decay.unsqueeze(-1), out=weighted.transpose(1, 2))
+        return weighted
 
-    def from_the_past(self, c: Tensor, borders: Tensor) -> Float[Tensor, "count groups share pos head_dim"]:
+    def pass_states(self, b: Tensor, weighted: Tensor, total: Tensor, state: Tensor, entering: Tensor) -> None:
+        """Right and center factors: write the state that enters each chunk, and leave in ``state`` the one at the end.
+
+        z_k = sum_s weighted[s] outer b_s,  h_{k+1} = total_k h_k + z_k. Both are held with ``state`` first.
+        """
+        entering[0].copy_(state)
+        for k, before in enumerate(entering):
+            after = entering[k + 1] if k + 1 < len(entering) else state
+            self.pass_one(k, b, weighted, total, before, after)
+
+    def pass_one(self, k: int, grouped: Tensor, folded: Tensor, total: Tensor, before: Tensor, after: Tensor) -> None:
+        """after = total * before + sum over chunk k of ``grouped`` (b or c) outer ``folded``, group by group."""
+        rows, groups = slice(k * self.segment.rows, (k + 1) * self.segment.rows), grouped.shape[1]
+        z = matmul(grouped[rows].mT, matrices(folded[rows], groups)).unflatten(3, (-1, folded.shape[3]))
+        torch.addcmul(z, *(by_group(t, groups) for t in (before, total[k])), out=by_group(after, groups))
+
+    def total(self, from_start: Tensor) -> Float[Tensor, "chunks rows 1 heads 1"]:
+        """The decay over each whole chunk, as states are held."""
+        return from_start[..., -1].view(self.segment.chunks, self.segment.rows, 1, self.heads, 1)
+
+    def from_the_past(self, c: Tensor, entering: Tensor) -> Float[Tensor, "count pos heads head_dim"]:
         """Left factors, before their decay: h c_l for every position, h the state at the chunk's start."""
-        past, by_head = self.fold("past", self.gc, borders.shape[-2])
-        states = borders[:-1].view(self.count * self.gc, -1, borders.shape[-1])
-        torch.bmm(c.flatten(0, 1), states.mT, out=past)
-        return by_head
+        past = self.fold("past", entering.shape[-1])
+        matmul(c, matrices(entering.flatten(0, 1), self.gc), out=matrices(past, self.gc))
+        return past
+
+
+def by_group(held: Float[Tensor, "count rows heads width"], groups: int) -> Tensor:
+    """A view (count, groups, rows, share, width): the heads of a group together."""
+    split: Tensor = held.unflatten(2, (groups, -1))
+    return split.transpose(1, 2)
+
+
+def matrices(held: Float[Tensor, "count rows heads width"], groups: int) -> Tensor:
+    """A view (count, groups, rows, columns): one matrix for each group, its heads side by side."""
+    return by_group(held, groups).flatten(3)

@@ -10,8 +10,10 @@ matrix products, those of heads that share b or c joined into one.
 """
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
+from statedual.shapes import State
 from statedual.ssd.chunk import Chunks
 from statedual.ssd.passes import Inputs
 
@@ -22,20 +24,30 @@ def elements(x: Tensor, log_a: Tensor, b: Tensor, chunk: int) -> int:
     return log_a.shape[2] * (2 * chunk * chunk + 4 * chunk * head_dim + 2 * head_dim * state)
 
 
-def segment_forward(chunks: Chunks, inputs: Inputs, entry: Tensor, y: Tensor) -> Tensor:
-    """Write the segment of ``y``; return the state at its end."""
+def new_states(like: Tensor, count: int, heads: int, head_dim: int, state: int) -> State:
+    """Uninitialised states, ``state`` first in memory: then every product over heads is one of row-major matrices."""
+    return like.new_empty(count, state, heads, head_dim).permute(0, 2, 3, 1)
+
+
+def state_first(states: Float[Tensor, "*lead heads head_dim state"]) -> Float[Tensor, "*lead state heads head_dim"]:
+    """States in their order in memory."""
+    return states.movedim(-1, -3)
+
+
+def segment_forward(chunks: Chunks, inputs: Inputs, state: Tensor, entering: Tensor, y: Tensor) -> None:
+    """Write the segment of ``y`` and the states that enter its chunks; move ``state`` to its end."""
     x, log_a, b, c = inputs
     held_x = chunks.load("x", x, chunks.heads)
     held_b, held_c = chunks.load("b", b, chunks.gb), chunks.load("c", c, chunks.gc)
     decay, from_start, to_end = chunks.decays(log_a)
-    borders, _ = chunks.states_at_borders(held_x, held_b, from_start, to_end, entry)
-    past = chunks.from_the_past(held_c, borders)
+    state, entering = state_first(state), state_first(entering)
+    chunks.pass_states(held_b, chunks.weigh(held_x, to_end, "weighted"), chunks.total(from_start), state, entering)
+    past = chunks.from_the_past(held_c, entering)
     gram = chunks.gram(held_b, held_c)
     inside = chunks.buffers.take("inside", *held_x.shape)
     for rows in chunks.row_blocks():
         masked = chunks.masked(decay, gram, rows)
         torch.bmm(masked, held_x[:, :, : rows.stop].flatten(0, 1), out=inside[:, :, rows].flatten(0, 1))
-    target = chunks.of(y).unflatten(2, (chunks.gc, -1))
-    terms = (inside.unflatten(1, (chunks.gc, -1)), past, from_start.unflatten(1, (chunks.gc, -1)).unsqueeze(-1))
+    target = chunks.of(y)
+    terms = inside, past.transpose(1, 2), from_start.unsqueeze(-1)
     torch.addcmul(*(term.unflatten(0, target.shape[:2]) for term in terms), out=target)
-    return borders[-1]

@@ -16,50 +16,45 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from statedual.ssd.chunk import Chunks
+from statedual.ssd.chunk import Chunks, matrices
+from statedual.ssd.chunked import state_first
 from statedual.ssd.decays import crossing_sums
+from statedual.ssd.matmul import matmul
 from statedual.ssd.passes import Inputs
 
 
 def segment_backward(
-    chunks: Chunks, inputs: Inputs, entry: Tensor, grad_y: Tensor, grad_exit: Tensor, grads: Inputs
-) -> Tensor:
-    """Write the segment of ``grads``; return the gradient of the state that enters it."""
+    chunks: Chunks, inputs: Inputs, entering: Tensor, grad_y: Tensor, grad_state: Tensor, grads: Inputs
+) -> None:
+    """Write the segment of ``grads``; move ``grad_state`` from the segment's end to its start."""
     x, log_a, b, c = inputs
-    take, by_b, by_c = chunks.buffers.take, (chunks.gb, -1), (chunks.gc, -1)
+    take = chunks.buffers.take
     held_x, held_dy = chunks.load("x", x, chunks.heads), chunks.load("dy", grad_y, chunks.heads)
     held_b, held_c = chunks.load("b", b, chunks.gb), chunks.load("c", c, chunks.gc)
     decay, from_start, to_end = chunks.decays(log_a)
-    borders, weighted = chunks.states_at_borders(held_x, held_b, from_start, to_end, entry)
+    entering, grad_state = state_first(entering), state_first(grad_state)
 
     # Left factors: y = from_start * (h c).
-    grad_past, grad_past_by_head = chunks.fold("grad_past", chunks.gc, held_x.shape[3])
-    torch.mul(held_dy.unflatten(1, by_c), from_start.unflatten(1, by_c).unsqueeze(-1), out=grad_past_by_head)
-    past = chunks.from_the_past(held_c, borders)
-    grad_from_start = past.mul_(grad_past_by_head).sum(-1).flatten(1, 2)
-    states = borders[:-1].view(chunks.count * chunks.gc, -1, borders.shape[4])
-    grad_c = torch.bmm(grad_past, states, out=take("grad_c", *held_c.flatten(0, 1).shape)).view_as(held_c)
+    grad_past = chunks.weigh(held_dy, from_start, "grad_past")
+    grad_from_start = chunks.from_the_past(held_c, entering).mul_(grad_past).sum(-1).mT
+    states = matrices(entering.flatten(0, 1), chunks.gc)
+    grad_c = matmul(matrices(grad_past, chunks.gc), states.mT, out=take("grad_c", *held_c.shape))
 
-    # Center factors: h_{k+1} = total h_k + z_k.
-    grad_borders = take("grad_borders", *borders.shape)
-    grad_borders[-1].copy_(grad_exit)
-    alone = take("alone", *borders[1:].shape)
-    torch.bmm(grad_past.mT, held_c.flatten(0, 1), out=alone.view_as(states))
-    total = from_start[..., -1].reshape(*borders[1:].shape[:3], 1, 1)
-    for k in reversed(range(chunks.segment.chunks)):
-        torch.addcmul(alone[k], total[k], grad_borders[k + 1], out=grad_borders[k])
-    torch.mul(grad_borders[1:], borders[:-1], out=alone)
-    grad_total = alone.sum((-2, -1)).view(chunks.count, chunks.heads) * from_start[..., -1]
+    # Center factors: h_{k+1} = total_k h_k + z_k. ``leaving`` is the gradient of the state at the end of each chunk.
+    leaving, total = take("leaving", *entering.shape), chunks.total(from_start)
+    leaving[-1].copy_(grad_state)
+    for k in reversed(range(len(leaving))):
+        chunks.pass_one(k, held_c, grad_past, total, leaving[k], leaving[k - 1] if k else grad_state)
+    product = torch.mul(leaving, entering, out=take("product", *leaving.shape))
+    grad_total = product.sum((2, 4)).view(chunks.count, chunks.heads) * from_start[..., -1]
 
     # Right factors: z = sum_s to_end x outer b.
-    grad_states = grad_borders[1:].view(chunks.count * chunks.gb, -1, borders.shape[4])
-    grad_weighted, grad_weighted_by_head = chunks.fold("past", chunks.gb, held_x.shape[3])
-    torch.bmm(held_b.flatten(0, 1), grad_states.mT, out=grad_weighted)
-    grad_x = take("grad_x", *held_x.shape)
-    torch.mul(grad_weighted_by_head, to_end.unflatten(1, by_b).unsqueeze(-1), out=grad_x.unflatten(1, by_b))
-    grad_b = torch.bmm(weighted, grad_states, out=take("grad_b", *held_b.flatten(0, 1).shape)).view_as(held_b)
-    grad_weighted.mul_(weighted)
-    grad_to_end = grad_weighted_by_head.sum(-1).flatten(1, 2)
+    grad_states = matrices(leaving.flatten(0, 1), chunks.gb)
+    grad_weighted, weighted = chunks.fold("past", held_x.shape[3]), chunks.weigh(held_x, to_end, "weighted")
+    matmul(held_b, grad_states, out=matrices(grad_weighted, chunks.gb))
+    grad_x = torch.mul(grad_weighted.transpose(1, 2), to_end.unsqueeze(-1), out=take("grad_x", *held_x.shape))
+    grad_b = matmul(matrices(weighted, chunks.gb), grad_states.mT, out=take("grad_b", *held_b.shape))
+    grad_to_end = grad_weighted.mul_(weighted).sum(-1).mT
 
     crossing = _diagonal_blocks(chunks, decay, (held_x, held_b, held_c), held_dy, (grad_x, grad_b, grad_c))
 
@@ -73,7 +68,6 @@ def segment_backward(
         strict=True,
     ):
         chunks.store(held, target)
-    return grad_borders[0]
 
 
 def _diagonal_blocks(

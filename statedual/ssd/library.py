@@ -53,11 +53,11 @@ def register(name: str, form: ChunkedForm) -> Operators:
         heads, n = log_a.shape[2], b.shape[3]
         like = x.new_empty(0, dtype=compute_dtype(x, log_a, b, c))
         sequences = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        kept = form.walk((x, log_a, b, c), chunk, like).borders(batch, time, sequences) if keep else 0
+        kept = form.walk((x, log_a, b, c), chunk, like).count(batch, time, sequences) if keep else 0
         return (
             x.new_empty(batch, time, heads, p),
             like.new_empty(batch if sequences is None else sequences, heads, p, n),
-            like.new_empty(kept, heads, p, n),
+            form.new_states(like, kept, heads, p, n),
         )
 
     @torch.library.custom_op(f"statedual::{name}_backward", mutates_args=())
@@ -68,7 +68,6 @@ def register(name: str, form: ChunkedForm) -> Operators:
         log_a: Tensor,
         b: Tensor,
         c: Tensor,
-        initial_state: Optional[Tensor],  # noqa: UP045
         cu_seqlens: Optional[Tensor],  # noqa: UP045
         kept: Tensor,
         chunk: int,
@@ -77,7 +76,7 @@ def register(name: str, form: ChunkedForm) -> Operators:
         with without_autocast(x.device):
             offsets = read_offsets(cu_seqlens, x.shape[1])
             walk = form.walk(inputs, chunk, kept)
-            return backward_pass(form, grad_y, grad_final, inputs, initial_state, kept, offsets, walk)
+            return backward_pass(form, grad_y, grad_final, inputs, kept, offsets, walk)
 
     @backward.register_fake
     def _(
@@ -87,30 +86,37 @@ def register(name: str, form: ChunkedForm) -> Operators:
         log_a: Tensor,
         b: Tensor,
         c: Tensor,
-        initial_state: Tensor | None,
         cu_seqlens: Tensor | None,
         kept: Tensor,
         chunk: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        del grad_y, initial_state, cu_seqlens, kept, chunk
+        del grad_y, cu_seqlens, kept, chunk
         grads = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, log_a, b, c, grad_final))
         return tuple(grads)  # type: ignore[return-value]
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
         x, log_a, b, c, initial_state, cu_seqlens, ctx.chunk, _ = inputs
-        ctx.save_for_backward(x, log_a, b, c, initial_state, cu_seqlens, output[2])
+        ctx.initial_dtype = None if initial_state is None else initial_state.dtype
+        ctx.set_materialize_grads(False)  # or PyTorch would fill one for ``kept``, as large as that
+        ctx.save_for_backward(x, log_a, b, c, cu_seqlens, output[2])
 
-    def differentiate(ctx: Any, grad_y: Tensor, grad_final: Tensor, grad_kept: Tensor) -> tuple[Tensor | None, ...]:
+    def differentiate(
+        ctx: Any, grad_y: Tensor | None, grad_final: Tensor | None, grad_kept: None
+    ) -> tuple[Tensor | None, ...]:
         del grad_kept
-        *saved, kept = ctx.saved_tensors
-        grads = backward(grad_y, grad_final, *saved, kept, ctx.chunk)
-        initial_state = saved[4]
-        grad_initial = None if initial_state is None else grads[4].to(initial_state.dtype)
-        return *grads[:4], grad_initial, None, None, None
+        x, log_a, b, _, cu_seqlens, kept = ctx.saved_tensors
+        heads, sequences = log_a.shape[2], x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        if grad_y is None:
+            grad_y = x.new_zeros(x.shape[0], x.shape[1], heads, x.shape[3])
+        if grad_final is None:
+            grad_final = kept.new_zeros(sequences, heads, x.shape[3], b.shape[3])
+        *grads, grad_initial = backward(grad_y, grad_final, *ctx.saved_tensors, ctx.chunk)
+        given = ctx.initial_dtype
+        return *grads, None if given is None else grad_initial.to(given), None, None, None
 
     forward.register_autograd(differentiate, setup_context=setup_context)
     return Operators(forward, backward)
 
 
-SSD = ChunkedForm(chunked.segment_forward, chunked_backward.segment_backward, chunked.elements)
+SSD = ChunkedForm(chunked.segment_forward, chunked_backward.segment_backward, chunked.elements, chunked.new_states)
 ssd_chunked, ssd_chunked_backward = register("ssd_chunked", SSD)

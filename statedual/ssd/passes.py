@@ -1,7 +1,7 @@
 """A chunked form along whole sequences: its segments forwards for the output, backwards for the gradient.
 
-What happens inside a segment is the form's own (``ChunkedForm``). Between segments only states pass: the forward keeps
-the state that enters each of them, and the backward recomputes everything else.
+What happens inside a segment is the form's own (``ChunkedForm``). Between chunks only states pass: the forward keeps
+the one that enters each of them, and the backward recomputes everything else.
 """
 
 from collections.abc import Callable
@@ -11,24 +11,32 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from statedual.shapes import State
 from statedual.ssd.chunk import Buffers, Chunks
 from statedual.ssd.segments import Walk
 
 Inputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
+def plain_states(like: Tensor, count: int, heads: int, head_dim: int, state: int) -> State:
+    """Uninitialised states as their axes say."""
+    return like.new_empty(count, heads, head_dim, state)
+
+
 @dataclass(frozen=True)
 class ChunkedForm:
     """The inside of a segment. ``inputs`` are the whole x, log_a, b, c; ``chunks`` says which part is meant.
 
-    forward(chunks, inputs, entry, y)                              writes y, returns the state at the segment's end
-    backward(chunks, inputs, entry, grad_y, grad_exit, grads)      writes grads, returns the gradient of ``entry``
-    elements(x, log_a, b, chunk)                                   numbers held in buffers for one chunk of one row
+    forward(chunks, inputs, state, entering, y)              writes y and the states that enter the chunks; moves state
+    backward(chunks, inputs, entering, grad_y, grad_state, grads)       writes grads; moves grad_state back
+    elements(x, log_a, b, chunk)                             numbers held in buffers for one chunk of one row
+    new_states(like, count, heads, head_dim, state)          uninitialised, in the order in memory that suits the form
     """
 
-    forward: Callable[[Chunks, Inputs, Tensor, Tensor], Tensor]
-    backward: Callable[[Chunks, Inputs, Tensor, Tensor, Tensor, Inputs], Tensor]
+    forward: Callable[[Chunks, Inputs, Tensor, Tensor, Tensor], None]
+    backward: Callable[[Chunks, Inputs, Tensor, Tensor, Tensor, Inputs], None]
     elements: Callable[[Tensor, Tensor, Tensor, int], int]
+    new_states: Callable[[Tensor, int, int, int, int], Tensor] = plain_states
 
     def walk(self, inputs: Inputs, chunk: int, like: Tensor) -> Walk:
         """How these inputs are cut when numbers are held as ``like``."""
@@ -46,27 +54,24 @@ def forward_pass(
     like: Tensor,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(y, final states, the states that later segments of a run start from if ``keep``), computed in ``like.dtype``."""
+    """(y, final states, the states that enter all chunks if ``keep``), computed in ``like.dtype``."""
     x, log_a, b, c = inputs
     batch, time, _, p = x.shape
     heads, n = log_a.shape[2], b.shape[3]
     sequences = None if offsets is None else len(offsets) - 1
-    states = like.new_zeros(batch if sequences is None else sequences, heads, p, n)
-    if initial_state is not None:
-        states.copy_(initial_state)
+    states = form.new_states(like, batch if sequences is None else sequences, heads, p, n)
+    states.copy_(initial_state) if initial_state is not None else states.zero_()
     y = x.new_empty(batch, time, heads, p)
-    kept = like.new_empty(walk.borders(batch, time, sequences) if keep else 0, heads, p, n)
+    kept = form.new_states(like, walk.count(batch, time, sequences) if keep else 0, heads, p, n)
+    passing = kept if keep else form.new_states(like, walk.rows * walk.chunks, heads, p, n)
     buffers, filled = Buffers(like), 0
     for run in walk.runs(batch, time, offsets):
-        state = states[run.states]
-        for index, segment in enumerate(run.segments):
-            if keep and index > 0:
-                kept[filled : filled + segment.rows] = state
-                filled += segment.rows
+        for segment in run.segments:
             chunks = Chunks(buffers, segment, heads, b.shape[2], c.shape[2])
-            state.copy_(form.forward(chunks, inputs, state, y))
+            form.forward(chunks, inputs, states[run.states], chunks.entering(passing, filled), y)
+            filled += chunks.count if keep else 0
     kept[filled:] = 0  # an operator returns no memory as it was found
-    return y, states, kept
+    return y, states.contiguous(), kept
 
 
 def backward_pass(
@@ -74,7 +79,6 @@ def backward_pass(
     grad_y: Tensor,
     grad_final: Tensor,
     inputs: Inputs,
-    initial_state: Tensor | None,
     kept: Tensor,
     offsets: list[int] | None,
     walk: Walk,
@@ -83,18 +87,12 @@ def backward_pass(
     x, log_a, b, c = inputs
     grad_x, grad_log_a, grad_b, grad_c = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in inputs)
     grads = (grad_x, grad_log_a, grad_b, grad_c)
-    grad_states = grad_final.clone(memory_format=torch.contiguous_format)
-    zero = grad_states.new_zeros(()).expand_as(grad_states)
-    start = zero if initial_state is None else initial_state
+    grad_states = form.new_states(grad_final, *grad_final.shape).copy_(grad_final)
     buffers, runs = Buffers(grad_states), list(walk.runs(x.shape[0], x.shape[1], offsets))
-    filled = sum(segment.rows for run in runs for segment in run.segments[1:])
+    filled = sum(segment.chunks * segment.rows for run in runs for segment in run.segments)
     for run in reversed(runs):
-        grad_state = grad_states[run.states]
-        for index, segment in reversed(list(enumerate(run.segments))):
-            entry = start[run.states]
-            if index > 0:
-                filled -= segment.rows
-                entry = kept[filled : filled + segment.rows]
+        for segment in reversed(run.segments):
             chunks = Chunks(buffers, segment, log_a.shape[2], b.shape[2], c.shape[2])
-            grad_state.copy_(form.backward(chunks, inputs, entry, grad_y, grad_state, grads))
-    return *grads, grad_states
+            filled -= chunks.count
+            form.backward(chunks, inputs, chunks.entering(kept, filled), grad_y, grad_states[run.states], grads)
+    return *grads, grad_states.contiguous()

@@ -76,15 +76,14 @@ class Walk:
         if whole < stop:
             yield Segment(row0, row1, whole, 1, stop - whole)
 
-    def borders(self, batch: int, time: int, sequences: int | None) -> int:
-        """At most so many times does a segment follow another in its run, rows counted singly.
+    def count(self, batch: int, time: int, sequences: int | None) -> int:
+        """How many chunks there are, rows counted singly; for packed sequences at most so many.
 
-        For packed sequences the exact number depends on the offsets, which a compiler does not know.
+        There the exact number depends on the offsets, which a compiler does not know.
         """
-        whole, begun = time // self.chunk, -(-time // self.chunk)
         # ``time`` may be a compiler's symbol: nothing here may ask whether it is larger than something.
         if sequences is None:
-            count: int = batch * sym_max(0, -(-whole // self.chunks) + (begun - whole) - 1)
+            count: int = batch * -(-time // self.chunk)
         else:
-            count = sym_min(whole, whole // self.chunks + sequences)
+            count = sym_min(time, time // self.chunk + sequences)
         return count
