@@ -35,7 +35,7 @@ types: setup ## strict types, and that no lower floor imports a higher one
 bench: setup ## speed and memory against the paper's Listing 1, in one run
 	$(BIN)/statedual bench
 
-setup: .venv/.installed
+setup: .venv/.installed ## the environment .venv, which every target makes first
 
 # PyTorch comes first, by its exact version: pip takes the CPU build where its configuration offers one. The second
 # install names the version again, so that no other package can replace it.

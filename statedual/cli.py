@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
     except KeyboardInterrupt:
         print("statedual: interrupted", file=sys.stderr)
         return 130
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"statedual: {error}", file=sys.stderr)
         return 2
     return status

@@ -1,6 +1,7 @@
-"""Fixtures for every test: fixed seeds, and a way to see what a user sees when a shape is wrong."""
+"""Fixtures for every test: fixed seeds, a way to see what a user sees when a shape is wrong, and poisoned memory."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import jaxtyping
 import pytest
@@ -18,3 +19,21 @@ def unchecked_shapes() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@contextmanager
+def _poison() -> Iterator[None]:
+    was = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(was[0])
+        torch.utils.deterministic.fill_uninitialized_memory = was[1]
+
+
+@pytest.fixture
+def poisoned() -> Callable[[], AbstractContextManager[None]]:
+    """``with poisoned():`` all memory that PyTorch hands out as it found it is full of NaN."""
+    return _poison

@@ -45,6 +45,7 @@ def bench(
     """
     require_positive("repeats", repeats)
     require_positive("threads", threads)
+    out.mkdir(parents=True, exist_ok=True)  # before the minutes of measuring, not after
     torch.set_num_threads(threads)
     allocator = "keeps freed memory (mallopt)" if keep_freed_memory() else "default"
     console = Console()
@@ -55,11 +56,11 @@ def bench(
         setting = {**describe(), "malloc": allocator, "repeats": str(repeats)}
         report = replace(report, setting=setting | report.setting)
         for name, value in report.setting.items():
-            console.print(f"{name}: {value}", highlight=False)
+            console.print(f"{name}: {value}", highlight=False, markup=False)
         console.print(*report.tables())
         write_whole(out / f"{suite}.json", report.json().encode())
         write_whole(out / f"{suite}.md", report.markdown().encode())
-        console.print(f"Report: {out / suite}.md, {out / suite}.json", soft_wrap=True)
+        console.print(f"Report: {out / suite}.md, {out / suite}.json", soft_wrap=True, markup=False)
         draw_if_possible(partial(draw, report), out / f"{suite}.png", "Figure", console)
         met = met and report.met
     return 0 if met else 1

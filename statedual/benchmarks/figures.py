@@ -24,9 +24,9 @@ def draw_if_possible(draw: Callable[[Path], None], out: Path, what: str, console
     except ModuleNotFoundError as missing:
         if missing.name != "matplotlib":
             raise
-        console.print("No picture: matplotlib is missing. Install it with: pip install 'statedual\\[plots]'")
+        console.print("No picture: matplotlib is missing. Install it with:\n  pip install 'statedual\\[plots]'")
     else:
-        console.print(f"{what}: {out}", soft_wrap=True)
+        console.print(f"{what}: {out}", soft_wrap=True, markup=False)
 
 
 def save_figure(figure: "Figure", out: Path) -> None:

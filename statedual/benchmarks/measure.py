@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import os
 import platform
 import statistics
 import time
@@ -9,6 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or the profiler announces itself on stderr at every start and stop
 
 # Parameters of mallopt(3), from glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4

@@ -11,8 +11,8 @@ from rich.table import Table
 class Measurement:
     """One candidate at one length; a floor takes time but holds no memory.
 
-    ``peak_bytes`` is the most that was held at once beyond the inputs, ``result_bytes`` what of it was asked for: outputs
-    and gradients.
+    ``peak_bytes`` is the most that was held at once beyond the inputs, ``result_bytes`` what of it was asked for:
+    outputs and gradients.
     """
 
     case: str
@@ -58,7 +58,7 @@ def memory_bar(ours: Measurement, peer: Measurement, *, at_most: float) -> Bar:
 
 
 def work_bar(ours: Measurement, peer: Measurement, *, at_most: float) -> Bar:
-    """Beyond the results, which cost the same memory everywhere, ours holds at most this part of what the peer holds."""
+    """Beyond the results, which take the same memory everywhere, ours holds at most this part of the peer's."""
     name = f"{ours.case}: memory beyond results over {peer.candidate}"
     return Bar(name, ours.work() / peer.work(), at_most, at_least=False)
 
@@ -99,7 +99,13 @@ class Report:
 
     def tables(self) -> list[Table]:
         """Both tables, for a terminal."""
-        return [_rich_table(f"{self.suite}: {header[0]}s", header, rows) for header, rows in self._tables()]
+        (header, rows), bars = self._tables()
+        cases = dict.fromkeys(row[0] for row in rows)
+        tables = [
+            _rich_table(f"{self.suite}: {case}", header[1:], [row[1:] for row in rows if row[0] == case])
+            for case in cases
+        ]
+        return [*tables, _rich_table(f"{self.suite}: bars", *bars)]
 
     def _tables(self) -> list[tuple[list[str], list[list[str]]]]:
         return [
@@ -128,7 +134,8 @@ def _bar_cells(bar: Bar) -> list[str]:
 def _rich_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(title=title)
     for name in header:
-        table.add_column(name, justify="left" if name in ("case", "candidate", "bar", "met") else "right")
+        words = name in ("candidate", "bar", "met")
+        table.add_column(name, justify="left" if words else "right", no_wrap=name == "candidate")
     for row in rows:
         table.add_row(*row)
     return table

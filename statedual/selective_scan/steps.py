@@ -22,6 +22,9 @@ def elements(x: Tensor, log_a: Tensor, b: Tensor, chunk: int) -> int:
     return chunk * (heads * (2 * x.shape[3] * state + state + 4 * x.shape[3]) + 4 * b.shape[2] * state)
 
 
+_STRETCH = 32
+
+
 class Steps:
     """A segment in work buffers whose first axis is time: inputs, decays, and the states before and after each step."""
 
@@ -30,14 +33,29 @@ class Steps:
         self.chunks = chunks
         self.time = chunks.segment.t1 - chunks.segment.t0
         self.x, self.b, self.c = self.load("x", x), self.load("b", b), self.load("c", c)
-        self.decay = self.load("decay", log_a).exp_().unsqueeze(3)
+        self.decay = self.load("decay", log_a).unsqueeze(3)
+        self.stretches = self.cut()
         self.states = chunks.buffers.take("states", self.time + 1, *state.shape)
         self.states[0].copy_(state)
         _outer(self.x, self.b, self.states[1:])
-        for before, decay, after in zip(
-            self.states[:-1].unbind(0), self.decay.unbind(0), self.states[1:].unbind(0), strict=True
-        ):
-            after.addcmul_(decay, before)
+        states, decays = self.states.unbind(0), self.decay.unbind(0)
+        for start, stop, missing in self.stretches:
+            for t in range(start, stop):
+                states[t + 1].addcmul_(decays[t], states[t])
+            states[stop].addcmul_(missing, states[start])
+
+    def cut(self) -> list[tuple[int, int, Tensor]]:
+        """Exponentiate ``decay``; return stretches of steps, each with what the product of its decays falls short of.
+
+        A decay of exp(-1e-4) is off by 2e-8 in float32, and where decays are equal, to the same side at every step.
+        So what passes through a whole stretch gets the difference between the exponential of the sum and the product.
+        """
+        stretches = []
+        for start in range(0, self.time, _STRETCH):
+            part = self.decay[start : start + _STRETCH]
+            total = part.sum(0).exp_()
+            stretches.append((start, start + len(part), total.sub_(part.exp_().prod(0))))
+        return stretches
 
     def of(self, tensor: Tensor) -> Tensor:
         """The segment of a (batch, time, groups, width) tensor as a (time, row, groups, width) view."""
@@ -67,14 +85,11 @@ def segment_backward(
     grad_states = chunks.buffers.take("grad_states", *steps.states[1:].shape)
     _outer(dy, steps.c, grad_states)
     grad_states[-1] += grad_state
-    for after, decay, before in zip(
-        reversed(grad_states[1:].unbind(0)),
-        reversed(steps.decay[1:].unbind(0)),
-        reversed(grad_states[:-1].unbind(0)),
-        strict=True,
-    ):
-        before.addcmul_(decay, after)
-    torch.mul(steps.decay[0], grad_states[0], out=grad_state)
+    after, decays = [grad_state.zero_(), *grad_states.unbind(0)], steps.decay.unbind(0)
+    for start, stop, missing in reversed(steps.stretches):
+        for t in reversed(range(start, stop)):
+            after[t].addcmul_(decays[t], after[t + 1])
+        after[start].addcmul_(missing, after[stop])
     grad_x, grad_log_a, grad_b, grad_c = (steps.of(grad) for grad in grads)
     by_head = _contract(grad_states, steps.b)
     grad_x.copy_(by_head.unflatten(2, (grad_x.shape[2], -1)).sum(3))

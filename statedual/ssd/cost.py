@@ -112,10 +112,12 @@ def least_bytes(shape: SSDShape, itemsize: int, *, backward: bool = False) -> in
 def intermediate_elements(shape: SSDShape, form: str, chunk: int = 64) -> int:
     """Numbers a form holds beyond input and output if nothing is fused: the "(naive) memory" row of sec. 6.3."""
     require_choice("form", form, ("recurrent", "quadratic", "chunked"))
+    require_positive("chunk", chunk)
     per_head = shape.batch * shape.heads
     if form == "recurrent":
         return 2 * per_head * shape.time * shape.state * shape.head_dim  # Z and H of eq:ssm-diagonal
     if form == "quadratic":
         return per_head * shape.time**2
-    chunks = -(-shape.time // chunk)
-    return per_head * (chunks * chunk * chunk + chunks * shape.state * shape.head_dim)
+    whole, tail = divmod(shape.time, chunk)
+    blocks, states = whole * chunk**2 + tail**2, whole + (tail > 0)
+    return per_head * (blocks + states * shape.state * shape.head_dim)

@@ -9,6 +9,7 @@ from torch import Tensor
 from statedual.ssd import chunked, chunked_backward
 from statedual.ssd.inputs import compute_dtype, read_offsets, without_autocast
 from statedual.ssd.passes import ChunkedForm, backward_pass, forward_pass
+from statedual.ssd.segments import count_chunks
 
 
 class Operators(NamedTuple):
@@ -53,7 +54,7 @@ def register(name: str, form: ChunkedForm) -> Operators:
         heads, n = log_a.shape[2], b.shape[3]
         like = x.new_empty(0, dtype=compute_dtype(x, log_a, b, c))
         sequences = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        kept = form.walk((x, log_a, b, c), chunk, like).count(batch, time, sequences) if keep else 0
+        kept = count_chunks(batch, time, chunk, sequences) if keep else 0
         return (
             x.new_empty(batch, time, heads, p),
             like.new_empty(batch if sequences is None else sequences, heads, p, n),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from statedual.shapes import State
 from statedual.ssd.chunk import Buffers, Chunks
-from statedual.ssd.segments import Walk
+from statedual.ssd.segments import Walk, count_chunks
 
 Inputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -41,8 +41,8 @@ class ChunkedForm:
     def walk(self, inputs: Inputs, chunk: int, like: Tensor) -> Walk:
         """How these inputs are cut when numbers are held as ``like``."""
         x, log_a, b, _ = inputs
-        chunk = torch.sym_min(chunk, torch.sym_max(1, x.shape[1]))
-        return Walk.plan(x.shape[0], x.shape[1], chunk, self.elements(x, log_a, b, chunk), like)
+        elements = self.elements(x, log_a, b, min(chunk, max(1, x.shape[1])))
+        return Walk.plan(x.shape[0], x.shape[1], chunk, elements, like)
 
 
 def forward_pass(
@@ -62,8 +62,9 @@ def forward_pass(
     states = form.new_states(like, batch if sequences is None else sequences, heads, p, n)
     states.copy_(initial_state) if initial_state is not None else states.zero_()
     y = x.new_empty(batch, time, heads, p)
-    kept = form.new_states(like, walk.count(batch, time, sequences) if keep else 0, heads, p, n)
-    passing = kept if keep else form.new_states(like, walk.rows * walk.chunks, heads, p, n)
+    count = count_chunks(batch, time, walk.chunk, sequences)
+    kept = form.new_states(like, count if keep else 0, heads, p, n)
+    passing = kept if keep else form.new_states(like, min(count, walk.rows * walk.chunks), heads, p, n)
     buffers, filled = Buffers(like), 0
     for run in walk.runs(batch, time, offsets):
         for segment in run.segments:

@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from statedual.shapes import B, C, LogA, X
+from statedual.ssd.decays import split_decay
 from statedual.ssd.heads import spread
 
 
@@ -14,8 +15,10 @@ def recurrent(
     """h_t = exp(log_a_t) h_{t-1} + x_t outer b_t,  y_t = h_t c_t, from ``state`` on, in the precision of the inputs."""
     heads = log_a.shape[2]
     outputs = [x.new_zeros(x.shape[0], 0, heads, x.shape[3])]
-    for x_t, a_t, b_t, c_t in zip(x.unbind(1), log_a.exp().unbind(1), b.unbind(1), c.unbind(1), strict=True):
+    keep, change = split_decay(log_a[..., None, None])
+    steps = (t.unbind(1) for t in (x, keep, change, b, c))
+    for x_t, keep_t, change_t, b_t, c_t in zip(*steps, strict=True):
         outer = spread(x_t, heads).unsqueeze(-1) * spread(b_t, heads).unsqueeze(-2)
-        state = a_t[:, :, None, None] * state + outer
+        state = torch.addcmul(torch.addcmul(outer, change_t, state), keep_t, state)
         outputs.append((state @ spread(c_t, heads).unsqueeze(-1)).squeeze(-1).unsqueeze(1))
     return torch.cat(outputs, 1), state if x.shape[1] else state.clone()  # never the initial state's own memory

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import sym_max, sym_min
 
 # Bytes of work buffers that one segment may fill: measured on two CPU cores; a GPU wants width.
 _BUDGET = {"cpu": 16 << 20, "cuda": 512 << 20}
@@ -55,9 +54,9 @@ class Walk:
         Short rows of a batch go side by side.
         """
         budget = _BUDGET.get(like.device.type, 64 << 20)
-        width = sym_max(1, budget // sym_max(1, elements * like.dtype.itemsize))
-        rows = sym_max(1, sym_min(batch, width // sym_max(1, -(-time // chunk))))
-        return cls(chunk, rows, sym_max(1, width // rows))
+        width = max(1, budget // max(1, elements * like.dtype.itemsize))
+        rows = max(1, min(batch, width // max(1, -(-time // chunk))))
+        return cls(chunk, rows, max(1, width // rows))
 
     def runs(self, batch: int, time: int, offsets: list[int] | None) -> Iterator[Run]:
         """Every position of every sequence once, in order of time within a run."""
@@ -76,14 +75,14 @@ class Walk:
         if whole < stop:
             yield Segment(row0, row1, whole, 1, stop - whole)
 
-    def count(self, batch: int, time: int, sequences: int | None) -> int:
-        """How many chunks there are, rows counted singly; for packed sequences at most so many.
 
-        There the exact number depends on the offsets, which a compiler does not know.
-        """
-        # ``time`` may be a compiler's symbol: nothing here may ask whether it is larger than something.
-        if sequences is None:
-            count: int = batch * -(-time // self.chunk)
-        else:
-            count = sym_min(time, time // self.chunk + sequences)
-        return count
+def count_chunks(batch: int, time: int, chunk: int, sequences: int | None) -> int:
+    """How many chunks there are, rows counted singly; for packed sequences at most so many.
+
+    There the exact number depends on the offsets. ``batch`` and ``time`` may be a compiler's symbols, so that nothing
+    here may ask whether one is larger than something.
+    """
+    if sequences is None:
+        return batch * -(-time // chunk)
+    count: int = torch.sym_min(time, time // chunk + sequences)
+    return count

@@ -9,6 +9,7 @@ from torch import Tensor
 from statedual.semiseparable import SemiseparableMatrix, one_semiseparable
 from statedual.ssd import ssd
 from statedual.ssd.chunk import Buffers, Chunks
+from statedual.ssd.chunked import state_first
 from statedual.ssd.segments import Segment
 
 ROWS, CHUNKS, POS, HEADS, HEAD_DIM, STATE = 2, 3, 5, 4, 3, 2
@@ -32,8 +33,12 @@ class Held:
         self.decay, self.from_start, self.to_end = self.chunks.decays(self.log_a)
 
     def borders(self, entry: Tensor) -> Tensor:
-        borders, _ = self.chunks.states_at_borders(self.held_x, self.held_b, self.from_start, self.to_end, entry)
-        return borders.clone()
+        """The states that enter the chunks and the one at the end, (borders, row, head, head_dim, state)."""
+        weighted, total = self.chunks.weigh(self.held_x, self.to_end, "weighted"), self.chunks.total(self.from_start)
+        state = state_first(entry).clone()
+        entering = state.new_empty(CHUNKS, *state.shape)
+        self.chunks.pass_states(self.held_b, weighted, total, state, entering)
+        return torch.cat([entering, state[None]]).movedim(2, -1)
 
     def run(self, start: int, stop: int, state: Tensor | None, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
         x = self.x if x is None else x
@@ -83,8 +88,8 @@ def test_center_factors_give_the_true_states_at_the_borders(held: Held) -> None:
 def test_left_factors_are_the_outputs_of_chunks_without_inputs(held: Held) -> None:
     """From the correct initial state, supposing x_{jQ:(j+1)Q} = 0."""
     borders = held.borders(held.entry)
-    past = held.chunks.from_the_past(held.held_c, borders).reshape(CHUNKS, ROWS, HEADS, POS, HEAD_DIM)
-    y = held.by_chunk(held.from_start).unsqueeze(-1) * past
+    past = held.chunks.from_the_past(held.held_c, state_first(borders[:-1]))
+    y = held.by_chunk(held.from_start).unsqueeze(-1) * held.by_chunk(past.transpose(1, 2))
     for j in range(CHUNKS):
         expected, _ = held.run(j * POS, (j + 1) * POS, borders[j], torch.zeros_like(held.x))
         torch.testing.assert_close(y[j], expected.transpose(1, 2))
