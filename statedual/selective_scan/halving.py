@@ -6,9 +6,10 @@ runs between them. With that border as the point of reference the decay of the p
     exp(log_a[s+1] + ... + log_a[l]) = exp(log_a[s+1] + ... up to the border) * exp(from the border on + ... + log_a[l])
 
 each at most 1, whatever the decays. So each level is one matrix product of C and B, weighted by these factors for each
-state channel: nothing overflows, nothing is divided, and sums of log decays are only ever added.
+state channel: nothing overflows, nothing is divided, and decays are only ever multiplied.
 """
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -37,19 +38,16 @@ def fill_border_decays(
     levels[k][l] = exp( ... + log_a[l]) from the start of its half for l on the right. start[l] is the decay from the
     chunk's start up to l included, end[s] that after s to the chunk's end. ``size`` is a power of two.
     """
-    start.copy_(log_a)
-    end.zero_()
+    torch.exp(log_a, out=start)
+    end.fill_(1)
     for k, level in enumerate(levels):
         half = 1 << k
         (start_left, start_right), (end_left, _) = halves(start, half), halves(end, half)
         level_left, level_right = halves(level, half)
         level_left.copy_(end_left)
         level_right.copy_(start_right)
-        end_left += start_right[..., -1:, :]
-        start_right += start_left[..., -1:, :]
-    levels.exp_()  # in one go: into the halves of a level it would take ten times as long
-    start.exp_()
-    end.exp_()
+        end_left *= start_right[..., -1:, :]
+        start_right *= start_left[..., -1:, :]
 
 
 def pass_down(grad_start: Held, grad_end: Held, grad_level: Held, half: int) -> None:

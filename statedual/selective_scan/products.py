@@ -42,10 +42,13 @@ class Tree:
         take = chunks.buffers.take
         self.levels = take("levels", self.size.bit_length() - 1, *self.shape)
         self.from_start, self.to_end = take("from_start", *self.shape), take("to_end", *self.shape)
-        fill_border_decays(self.load("log_a", log_a, chunks.heads), self.levels, self.from_start, self.to_end)
+        logs = self.load("log_a", log_a, chunks.heads)
+        fill_border_decays(logs, self.levels, self.from_start, self.to_end)
         self.weighted_b = self.by_head(self.b, self.to_end, "weighted_b").flatten(0, 1)
         self.weighted_c = self.by_head(self.c, self.from_start, "weighted_c").flatten(0, 1)
-        self.total = self.from_start[:, :, -1].reshape(chunks.segment.chunks, -1, chunks.heads, 1, b.shape[3])
+        # Not the last of from_start: what a product of decays is off by must not add up from chunk to chunk.
+        total = logs.sum(2).exp_()
+        self.total = total.view(chunks.segment.chunks, -1, chunks.heads, 1, b.shape[3])
 
     def load(self, name: str, tensor: Tensor, groups: int) -> Tensor:
         """``Chunks.load``, padded with zeros."""

@@ -58,7 +58,13 @@ def test_examples_print_what_the_page_says(page: str) -> None:
 
 def test_pages_are_found_and_have_examples() -> None:
     with_examples = [page for page in PAGES if read_examples((ROOT / page).read_text())]
-    assert {"docs/masked_attention.md", "docs/semiseparable.md", "docs/ssd.md"} <= set(with_examples)
+    assert {
+        "README.md",
+        "docs/masked_attention.md",
+        "docs/selective_scan.md",
+        "docs/semiseparable.md",
+        "docs/ssd.md",
+    } <= set(with_examples)
 
 
 PAGE = """# Title

@@ -23,6 +23,23 @@ def test_attention_of_the_identity_is_the_matrix(name: str, form) -> None:
 
 
 @pytest.mark.parametrize("form", ["linear", "quadratic"])
+@pytest.mark.parametrize("name", NAMES)
+def test_attention_is_causal_where_the_mask_is_lower_triangular(name: str, form) -> None:
+    """App. C.2: no output changes with a later value; under masks that are not triangular, the first one does."""
+    mask, L = example(name, 7)
+    q, k, v = double(7, 3), double(7, 3), double(7, 2)
+    changed = v.clone()
+    changed[4:] += 1
+    y, other = (structured_attention(q, k, values, mask, form=form) for values in (v, changed))
+    triangular = not L.triu(1).any()
+    assert triangular == (name not in ("fourier", "turned_fourier", "dense"))
+    if triangular:
+        torch.testing.assert_close(other[:4], y[:4], rtol=1e-12, atol=1e-12)
+    else:
+        assert (other[0] - y[0]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("form", ["linear", "quadratic"])
 def test_channels_of_the_values_do_not_meet(form) -> None:
     q, k, v = double(7, 3), double(7, 3), double(7, 5)
     y = structured_attention(q, k, v, Causal(), form=form)

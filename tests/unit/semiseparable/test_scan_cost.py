@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from statedual.semiseparable import ScanCost, scan_cost
+from statedual.semiseparable import ScanCost, scan, scan_cost, scan_factors
 from statedual.semiseparable.scan_cost import DepthArithmetic
 from statedual.semiseparable.scan_modes import MODES, combine, default_chunk
 
@@ -111,6 +111,20 @@ def test_no_mode_beats_the_bounds(mode: str) -> None:
         work, depth = cost(time, mode)
         assert work >= 2 * (time - 1)
         assert depth >= math.log2(time)
+
+
+@pytest.mark.parametrize("mode", ["sequential", "recurrent", "dilated", "block", "associative"])
+def test_a_mode_adds_once_for_each_entry_of_its_factors(mode: str) -> None:
+    """All channels share the products of decays; one channel more costs an a x + b for each entry off the diagonal."""
+    for time in LENGTHS:
+        works = []
+        for channels in (1, 2):
+            a, b = torch.zeros(time, 1), torch.zeros(time, channels)
+            with torch.no_grad(), DepthArithmetic() as counter:
+                scan(a, b, dim=0, mode=mode)
+            works.append(counter.work)
+        entries = sum(int(factor.tril(-1).count_nonzero()) for factor in scan_factors(torch.ones(time), mode))
+        assert works[1] - works[0] == 2 * entries
 
 
 def test_arithmetic_follows_chains_and_counts_elements() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from matrix_examples import error, normal
 from torch import Tensor
 
-from statedual.semiseparable import scan, scan_factors
+from statedual.semiseparable import one_semiseparable, scan, scan_factors
 from statedual.semiseparable.scan_modes import MODES
 
 every_mode = pytest.mark.parametrize("mode", MODES)
@@ -91,6 +91,76 @@ def test_three_step_factorisation_of_the_paper() -> None:
     assert below(middle) == {(3, 1), (5, 1), (5, 3), (7, 1), (7, 3), (7, 5)}
     assert error(middle[1::2, 1::2], matrix(torch.stack([a[0] * a[1], *(a[k - 1] * a[k] for k in (3, 5, 7))]))) < 1e-14
     assert error(last @ middle @ first, matrix(a)) < 1e-14
+
+
+@pytest.mark.parametrize("mode", ["dilated", "block"])
+@pytest.mark.parametrize("time", [2, 3, 8, 11, 16])
+def test_each_factor_doubles_what_is_solved(mode: str, time: int) -> None:
+    """The last l factors: dilated sums 2^l entries; block has every aligned block of 2^l steps, quadrant included."""
+    a, step = normal(time, seed=8), torch.arange(time)
+    product, length = torch.eye(time, dtype=torch.float64), 1
+    for factor in reversed(scan_factors(a, mode)):
+        product, length = factor @ product, 2 * length
+        near = step[:, None] - step < length
+        solved = near if mode == "dilated" else step[:, None] // length == step // length
+        assert error(product, matrix(a) * solved) < 1e-14
+    assert length >= time
+
+
+@pytest.mark.parametrize(
+    ("mode", "time", "ends"),
+    [("sequential", 5, range(2, 6)), ("recurrent", 5, range(2, 6)), ("state_passing", 8, [3, 3, 6, 6, 8])],
+)
+def test_states_are_finished_one_stretch_after_another(mode: str, time: int, ends: list[int]) -> None:
+    """Up to its end the matrix is done; the entries after it are untouched, but for the first: it has the state."""
+    a = normal(time, seed=9)
+    product, M = torch.eye(time, dtype=torch.float64), matrix(a)
+    for factor, end in zip(reversed(scan_factors(a, mode)), ends, strict=True):
+        product = factor @ product
+        assert error(product[:end], M[:end]) < 1e-14
+        changed = (product != torch.eye(time)).any(1)
+        assert not changed[end + 1 :].any()
+
+
+@pytest.mark.parametrize("time", [2, 3, 8, 11])
+def test_the_lower_left_block_has_the_rank_one_factorisation_of_the_paper(time: int) -> None:
+    """M_C = [a_{k:k} ... a_{T-1:k}]^T a_k [a_{k-1:0} ... a_{k-1:k-1}], M_R's first column and M_L's last row, all k."""
+    a, b = normal(time, seed=10), normal(time, seed=11)
+    M, h = one_semiseparable(a), matrix(a) @ b
+    for k in range(1, time):
+        column = torch.tensor([entry(a, t, k) for t in range(k, time)], dtype=torch.float64)
+        row = torch.tensor([entry(a, k - 1, s) for s in range(k)], dtype=torch.float64)
+        assert error(M[k:, :k], torch.outer(column, a[k] * row)) < 1e-14
+        assert error(M[k:, k], column) < 1e-14
+        assert error(M[k - 1, :k], row) < 1e-14
+        assert error(M[k:, :k] @ b[:k], column * a[k] * h[k - 1]) < 1e-12
+
+
+def test_the_grid_of_pairs_has_the_blocks_of_the_paper() -> None:
+    """[a_{2i:2i} a_{2i+1:2i}]^T a_{2i:2j+1} [a_{2j+1:2j} a_{2j+1:2j+1}]; that row is the last of the diagonal block."""
+    a = normal(8, seed=12)
+    M, one = one_semiseparable(a), torch.ones((), dtype=torch.float64)
+    for i in range(4):
+        for j in range(i):
+            column, row = torch.stack([one, a[2 * i + 1]]), torch.stack([a[2 * j + 1], one])
+            center = entry(a, 2 * i, 2 * j + 1)
+            assert error(M[2 * i : 2 * i + 2, 2 * j : 2 * j + 2], center * torch.outer(column, row)) < 1e-14
+            assert torch.equal(M[2 * j + 1, 2 * j : 2 * j + 2], row)
+
+
+@pytest.mark.parametrize("levels", [1, 2, 3, 4])
+def test_blelloch_s_sweeps_are_the_stages_of_the_associative_mode(levels: int) -> None:
+    """The up-sweep is stage 1 at every level; the down-sweep has the products of stage 3, one step later."""
+    a = normal(2**levels, seed=13)
+    blelloch, associative = scan_factors(a, "blelloch"), scan_factors(a, "associative")
+    for up, stage_1 in zip(blelloch[-levels:], associative[-levels:], strict=True):
+        assert torch.equal(up, stage_1)
+    # The root's pair has nothing to carry: a factor of the down-sweep that only moves numbers, and none of stage 3.
+    for down, stage_3 in zip(blelloch[1:levels], associative[:-levels], strict=True):
+        for t, s in below(stage_3):
+            assert down[2 * t - s, 2 * t - s] == stage_3[t, s]
+        assert int((down != 0).sum()) == 2**levels + len(below(stage_3))
+    assert sorted(blelloch[levels].unique().tolist()) == [0, 1]
 
 
 @every_mode

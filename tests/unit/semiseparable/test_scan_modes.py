@@ -1,4 +1,4 @@
-"""The pieces of the scan modes: the associative operator, the increment of a state, chunks of any length."""
+"""The seven scan modes against one recurrence, and their pieces: the associative operator, increments, chunks."""
 
 import itertools
 import math
@@ -7,10 +7,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matrix_examples import error, normal
 from torch import Tensor
 
-from statedual.semiseparable import one_semiseparable
-from statedual.semiseparable.scan_modes import combine, default_chunk, increment, recurrent, sequential, state_passing
+from statedual.semiseparable import one_semiseparable, scan
+from statedual.semiseparable.scan_modes import (
+    MODES,
+    combine,
+    default_chunk,
+    increment,
+    recurrent,
+    sequential,
+    state_passing,
+)
 
 
 def double(*shape: int) -> Tensor:
@@ -86,3 +95,38 @@ def test_the_recurrent_mode_is_state_passing_with_chunks_of_one(time: int) -> No
 @pytest.mark.parametrize("time", range(20))
 def test_the_default_chunk_is_the_square_root_rounded_up(time: int) -> None:
     assert default_chunk(time) == max(1, math.ceil(math.sqrt(time)))
+
+
+def states_and_gradients(a: Tensor, b: Tensor, initial: Tensor, weights: Tensor) -> list[Tensor]:
+    """h, and the gradients of sum(weights * h), by two loops.
+
+    The adjoint runs backwards: G_t = w_t + a_{t+1} G_{t+1}; then db_t = G_t and da_t = G_t h_{t-1}.
+    """
+    before, states = [], [initial]
+    for t in range(len(b)):
+        before.append(states[-1])
+        states.append(a[t] * states[-1] + b[t])
+    carried, adjoints = torch.zeros_like(initial), []
+    for t in reversed(range(len(b))):
+        adjoints.insert(0, weights[t] + carried)
+        carried = a[t] * adjoints[0]
+    grad_b = torch.stack(adjoints)
+    grad_a = (grad_b * torch.stack(before)).sum_to_size(a.shape)
+    return [torch.stack(states[1:]), grad_a, grad_b, carried]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("time", [1, 2, 3, 4, 8, 15, 16, 17, 32, 50, 64])
+@pytest.mark.parametrize(("batch", "shared"), [((), False), ((3,), True), ((2, 1, 3), False)])
+def test_every_mode_and_its_gradients_are_those_of_the_recurrence(
+    mode: str, time: int, batch: tuple[int, ...], shared: bool
+) -> None:
+    """Negative decays and zeros; lengths that are powers of two, next to one, and neither."""
+    a = 0.9 * normal(time, *([1] * len(batch) if shared else batch), seed=1)
+    a[normal(*a.shape, seed=2) > 1] = 0
+    b, weights, initial = normal(time, *batch, seed=3), normal(time, *batch, seed=4), normal(*batch, seed=5)
+    leaves = [tensor.clone().requires_grad_() for tensor in (a, b, initial)]
+    h = scan(*leaves[:2], initial=leaves[2], dim=0, mode=mode)
+    got = [h, *torch.autograd.grad(h, leaves, weights)]
+    for one, wanted in zip(got, states_and_gradients(a, b, initial, weights), strict=True):
+        assert error(one, wanted) < 1e-12
