@@ -3,7 +3,7 @@
 PYTHON ?= python3
 TORCH := 2.13.0
 BIN := .venv/bin
-# Every test keeps one thread, so that two workers share two cores instead of fighting for them.
+# One thread: the tests' tensors are too small for two, which only make their times vary.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
 # What the caller's shell may hold and what would reach into .venv.

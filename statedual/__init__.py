@@ -17,8 +17,11 @@ from statedual.semiseparable import scan_factors as scan_factors
 from statedual.semiseparable import semiseparable_rank as semiseparable_rank
 from statedual.ssd import SSDOutput as SSDOutput
 from statedual.ssd import choose_backend as choose_backend
+from statedual.ssd import gateloop as gateloop
+from statedual.ssd import linear_attention as linear_attention
+from statedual.ssd import retention as retention
+from statedual.ssd import ssd as ssd
 from statedual.ssd import ssd_step as ssd_step
-from statedual.ssd.op import ssd as ssd
 
 __all__ = [
     "Causal",
@@ -33,7 +36,10 @@ __all__ = [
     "choose_backend",
     "diagonal_ssm",
     "feature_maps",
+    "gateloop",
+    "linear_attention",
     "normalised_attention",
+    "retention",
     "scan",
     "scan_factors",
     "semiseparable_rank",

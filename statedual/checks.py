@@ -10,6 +10,8 @@ def require_floating(**tensors: Tensor | None) -> None:
     """Each tensor is float64, float32, bfloat16 or float16."""
     wanted = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
     for name, tensor in tensors.items():
+        if tensor is not None and not isinstance(tensor, Tensor):
+            raise ValueError(f"{name} is a {type(tensor).__name__}, expected a tensor; make one with torch.as_tensor")
         if tensor is not None and tensor.dtype not in wanted:
             raise ValueError(
                 f"{name} has dtype {tensor.dtype}, expected float64, float32, bfloat16 or float16; "

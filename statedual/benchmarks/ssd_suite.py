@@ -62,13 +62,11 @@ def listing(shape: SSDShape) -> Candidate:
 
 
 def floors(case: str, shape: SSDShape, limits: Limits) -> list[Measurement]:
-    """The time that the operations alone and the bytes alone need, at the machine's limits.
-
-    The backward of the chunked form does 2.5 times the operations of its forward, as it recomputes.
-    """
-    flops, moved = chunked_flops(shape, DEFAULT_CHUNK).total, least_bytes(shape, 4)
+    """The time that the operations alone and the bytes alone need, at the machine's limits."""
+    counted = chunked_flops(shape, DEFAULT_CHUNK)
+    flops, moved = counted.total, least_bytes(shape, 4)
     if "backward" in case:
-        flops, moved = int(3.5 * flops), moved + least_bytes(shape, 4, backward=True)
+        flops, moved = flops + counted.backward, moved + least_bytes(shape, 4, backward=True)
     return [
         Measurement(case, shape.time, "floor: operations", flops / limits.flops, None),
         Measurement(case, shape.time, "floor: bytes", moved / limits.bandwidth, None),

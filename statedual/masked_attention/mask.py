@@ -62,12 +62,17 @@ class Mask(ABC):
             )
 
     def dense(
-        self, time: int, *, dtype: torch.dtype | None = None, device: torch.device | None = None
-    ) -> Inexact[Tensor, "*batch {time} source"]:
+        self, time: int | None = None, *, dtype: torch.dtype | None = None, device: torch.device | None = None
+    ) -> Inexact[Tensor, "*batch time source"]:
         """L itself, (*batch, time, source), for reading and checking.
 
-        ``dtype`` is torch's default unless given; a complex mask comes in its complex counterpart.
+        ``time`` is needed where the mask is defined for any. ``dtype`` is torch's default unless given; a complex mask
+        comes in its complex counterpart.
         """
+        if time is None:
+            if self.lengths is None:
+                raise ValueError(f"time is None, expected a length: mask {type(self).__name__} is defined for any")
+            time = self.lengths[0]
         self.require_lengths(time, self.lengths[1] if self.lengths else time)
         dtype = dtype or torch.get_default_dtype()
         return narrow(self._dense(time, torch.promote_types(dtype, torch.float32), device), dtype)

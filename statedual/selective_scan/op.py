@@ -1,14 +1,12 @@
 """``diagonal_ssm``: the selective state space model, with a decay for every channel of the state."""
 
-import torch
-
 from statedual.checks import require_choice
 from statedual.selective_scan.library import diagonal_ssm_products, diagonal_ssm_steps
-from statedual.selective_scan.recurrent import recurrent
 from statedual.shapes import B, C, DiagonalLogA, Offsets, State, X
 from statedual.ssd.backend import choose_backend
-from statedual.ssd.inputs import check_inputs, read_offsets, without_autocast
+from statedual.ssd.inputs import check_inputs, needs_gradient, read_offsets, without_autocast
 from statedual.ssd.op import SSDOutput, one_by_one
+from statedual.ssd.recurrent import recurrent
 
 FORMS = ("recurrent", "chunked")
 # From this head_dim on matrix products win; below it, steps. And the best chunk. Measured on two CPU cores.
@@ -48,7 +46,7 @@ def diagonal_ssm(
         form: "recurrent" (the definition) or "chunked" (exact as well: products inside chunks for wide heads, steps for
             narrow ones, and a gradient that keeps states at chunk borders only and cannot be differentiated again).
         backend: "auto" or the name of one; ``choose_backend`` says what "auto" means.
-        chunk_size: positions in a chunk of the chunked form; any number, above 256 taken as 256.
+        chunk_size: positions in a chunk of the chunked form; any number, for wide heads at most 256.
         validate: also check that no decay is positive or NaN, which costs a pass over ``log_a``.
 
     Returns:
@@ -62,9 +60,11 @@ def diagonal_ssm(
     if form == "recurrent":
         with without_autocast(x.device):
             return one_by_one(recurrent, x, log_a, b, c, initial_state, read_offsets(cu_seqlens, x.shape[1]))
-    inputs = (x, log_a, b, c) if initial_state is None else (x, log_a, b, c, initial_state)
-    keep = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
-    run = diagonal_ssm_steps if x.shape[3] < WIDE else diagonal_ssm_products
-    chunk = min(chunk_size or DEFAULT_CHUNK, LONGEST_CHUNK)
-    y, final, _ = run(x, log_a, b, c, initial_state, cu_seqlens, chunk, keep)
+    keep = needs_gradient(x, log_a, b, c, initial_state)
+    chunk = chunk_size or DEFAULT_CHUNK
+    if x.shape[3] < WIDE:
+        y, final, _ = diagonal_ssm_steps(x, log_a, b, c, initial_state, cu_seqlens, chunk, keep)
+    else:
+        chunk = min(chunk, LONGEST_CHUNK)
+        y, final, _ = diagonal_ssm_products(x, log_a, b, c, initial_state, cu_seqlens, chunk, keep)
     return SSDOutput(y, final)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from statedual.selective_scan.halving import fill_border_decays, halves, quadrants
 from statedual.ssd.chunk import Chunks
+from statedual.ssd.decays import total_decay
 from statedual.ssd.passes import Inputs
 
 
@@ -47,8 +48,8 @@ class Tree:
         self.weighted_b = self.by_head(self.b, self.to_end, "weighted_b").flatten(0, 1)
         self.weighted_c = self.by_head(self.c, self.from_start, "weighted_c").flatten(0, 1)
         # Not the last of from_start: what a product of decays is off by must not add up from chunk to chunk.
-        total = logs.sum(2).exp_()
-        self.total = total.view(chunks.segment.chunks, -1, chunks.heads, 1, b.shape[3])
+        by_chunk = logs.sum(2).view(chunks.segment.chunks, -1, chunks.heads, 1, b.shape[3])
+        self.total = total_decay(by_chunk, chunks.segment.chunks_in_all)
 
     def load(self, name: str, tensor: Tensor, groups: int) -> Tensor:
         """``Chunks.load``, padded with zeros."""
@@ -66,8 +67,10 @@ class Tree:
 
     def pass_one(self, k: int, rows: Tensor, weighted: Tensor, before: Tensor, after: Tensor) -> None:
         """after = total * before + the sum over chunk k of ``rows`` (x or dy) outer ``weighted`` (b or c)."""
-        x, b = (t.unflatten(0, (len(self.total), -1))[k] for t in (rows, weighted))
-        torch.mul(before, self.total[k], out=after)
+        x, b = (t.unflatten(0, (self.chunks.segment.chunks, -1))[k] for t in (rows, weighted))
+        torch.mul(before, self.total.keep[k], out=after)
+        if self.total.in_two:
+            after.addcmul_(before, self.total.change[k])
         after.flatten(0, 1).baddbmm_(x.mT, b)
 
     def weighted_levels(self) -> Iterator[tuple[int, Tensor, Tensor]]:

@@ -27,7 +27,8 @@ def segment_backward(
     for k in reversed(range(len(leaving))):
         tree.pass_one(k, dy, tree.weighted_c, leaving[k], leaving[k - 1] if k else grad_state)
     before, after = entering.flatten(0, 2), leaving.flatten(0, 2)
-    grad_total = (before * after).sum(1).view_as(tree.total).mul_(tree.total).view_as(tree.from_start[:, :, -1])
+    last = tree.from_start[:, :, -1]
+    grad_total = (before * after).sum(1).view_as(last) * last
 
     # Left and right factors. What a decay is multiplied with gets the gradient of the product times the decay.
     grad_c, grad_start = _through_decay(tree, torch.bmm(dy, before), tree.weighted_c, tree.from_start)

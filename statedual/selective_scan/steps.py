@@ -53,8 +53,9 @@ class Steps:
         stretches = []
         for start in range(0, self.time, _STRETCH):
             part = self.decay[start : start + _STRETCH]
-            total = part.sum(0).exp_()
-            stretches.append((start, start + len(part), total.sub_(part.exp_().prod(0))))
+            total = part.sum(0).double().exp_()
+            missing = total.sub_(part.exp_().prod(0, dtype=torch.float64)).to(part.dtype)
+            stretches.append((start, start + len(part), missing))
         return stretches
 
     def of(self, tensor: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from statedual.ssd.decays import fill_decays
+from statedual.ssd.decays import Total, fill_decays, total_decay
 from statedual.ssd.matmul import matmul
 from statedual.ssd.segments import Segment
 
@@ -129,7 +129,7 @@ class Chunks:
         torch.mul(x, decay.unsqueeze(-1), out=weighted.transpose(1, 2))
         return weighted
 
-    def pass_states(self, b: Tensor, weighted: Tensor, total: Tensor, state: Tensor, entering: Tensor) -> None:
+    def pass_states(self, b: Tensor, weighted: Tensor, total: Total, state: Tensor, entering: Tensor) -> None:
         """Right and center factors: write the state that enters each chunk, and leave in ``state`` the one at the end.
 
         z_k = sum_s weighted[s] outer b_s,  h_{k+1} = total_k h_k + z_k. Both are held with ``state`` first.
@@ -139,15 +139,19 @@ class Chunks:
             after = entering[k + 1] if k + 1 < len(entering) else state
             self.pass_one(k, b, weighted, total, before, after)
 
-    def pass_one(self, k: int, grouped: Tensor, folded: Tensor, total: Tensor, before: Tensor, after: Tensor) -> None:
+    def pass_one(self, k: int, grouped: Tensor, folded: Tensor, total: Total, before: Tensor, after: Tensor) -> None:
         """after = total * before + sum over chunk k of ``grouped`` (b or c) outer ``folded``, group by group."""
         rows, groups = slice(k * self.segment.rows, (k + 1) * self.segment.rows), grouped.shape[1]
         z = matmul(grouped[rows].mT, matrices(folded[rows], groups)).unflatten(3, (-1, folded.shape[3]))
-        torch.addcmul(z, *(by_group(t, groups) for t in (before, total[k])), out=by_group(after, groups))
+        before, after, keep, change = (by_group(t, groups) for t in (before, after, total.keep[k], total.change[k]))
+        if total.in_two:
+            z.addcmul_(change, before)
+        torch.addcmul(z, keep, before, out=after)
 
-    def total(self, from_start: Tensor) -> Float[Tensor, "chunks rows 1 heads 1"]:
-        """The decay over each whole chunk, as states are held."""
-        return from_start[..., -1].view(self.segment.chunks, self.segment.rows, 1, self.heads, 1)
+    def total(self, log_a: Tensor) -> Total:
+        """The decay over each whole chunk, (chunks, rows, 1, heads, 1), as states are held."""
+        log_total = self.of(log_a.unsqueeze(-1)).sum(-2, dtype=self.buffers.dtype)
+        return total_decay(log_total.unsqueeze(2), self.segment.chunks_in_all)
 
     def from_the_past(self, c: Tensor, entering: Tensor) -> Float[Tensor, "count pos heads head_dim"]:
         """Left factors, before their decay: h c_l for every position, h the state at the chunk's start."""

@@ -41,7 +41,7 @@ def segment_forward(chunks: Chunks, inputs: Inputs, state: Tensor, entering: Ten
     held_b, held_c = chunks.load("b", b, chunks.gb), chunks.load("c", c, chunks.gc)
     decay, from_start, to_end = chunks.decays(log_a)
     state, entering = state_first(state), state_first(entering)
-    chunks.pass_states(held_b, chunks.weigh(held_x, to_end, "weighted"), chunks.total(from_start), state, entering)
+    chunks.pass_states(held_b, chunks.weigh(held_x, to_end, "weighted"), chunks.total(log_a), state, entering)
     past = chunks.from_the_past(held_c, entering)
     gram = chunks.gram(held_b, held_c)
     inside = chunks.buffers.take("inside", *held_x.shape)

@@ -41,7 +41,7 @@ def segment_backward(
     grad_c = matmul(matrices(grad_past, chunks.gc), states.mT, out=take("grad_c", *held_c.shape))
 
     # Center factors: h_{k+1} = total_k h_k + z_k. ``leaving`` is the gradient of the state at the end of each chunk.
-    leaving, total = take("leaving", *entering.shape), chunks.total(from_start)
+    leaving, total = take("leaving", *entering.shape), chunks.total(log_a)
     leaving[-1].copy_(grad_state)
     for k in reversed(range(len(leaving))):
         chunks.pass_one(k, held_c, grad_past, total, leaving[k], leaving[k - 1] if k else grad_state)

@@ -49,6 +49,15 @@ class ChunkedFlops:
         """All five."""
         return self.gram + self.diagonal + self.right + self.center + self.left
 
+    @property
+    def backward(self) -> int:
+        """The products of the gradient. It recomputes the Gram matrix and what the past contributes, not the states.
+
+        Then each product has two gradients: 3 gram, 2 diagonal, 2 right (those of x and b), 3 left (once more, those of
+        c and of the state).
+        """
+        return 3 * self.gram + 2 * self.diagonal + 2 * self.right + 3 * self.left
+
 
 def chunked_flops(shape: SSDShape, chunk: int) -> ChunkedFlops:
     """Sec. 6.3, with T/Q chunks of Q positions; a last chunk that is shorter counts as what it is.
@@ -72,7 +81,7 @@ def chunked_flops(shape: SSDShape, chunk: int) -> ChunkedFlops:
 
 
 def flops(shape: SSDShape, form: str, chunk: int = 64) -> int:
-    """Operations of the forward pass. The backward of the chunked form does 2.5 times as many, as it recomputes."""
+    """Operations of the forward pass (``ChunkedFlops.backward`` has those of the chunked form's gradient)."""
     require_choice("form", form, ("recurrent", "quadratic", "chunked"))
     per_head = shape.batch * shape.heads
     if form == "chunked":

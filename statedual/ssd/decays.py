@@ -1,5 +1,7 @@
 """The decays inside a chunk, and the way their gradient comes back: sums that are only ever added, never subtracted."""
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -13,6 +15,25 @@ def split_decay(log_a: Float[Tensor, "*shape"]) -> tuple[Float[Tensor, "*shape"]
     """
     weak = log_a > -0.69
     return weak.to(log_a.dtype), torch.where(weak, log_a.expm1(), log_a.exp())
+
+
+class Total(NamedTuple):
+    """What a state is multiplied with from border to border: ``keep`` alone, or ``in_two``, keep + change."""
+
+    keep: Tensor
+    change: Tensor
+    in_two: bool
+
+
+def total_decay(log_total: Float[Tensor, "*shape"], chunks: int) -> Total:
+    """exp(log_total), in two parts (``split_decay``) for states that pass through many ``chunks``.
+
+    One float32 number for each of 100 chunks is off by 3e-6 in all at the most, and spares a pass over the states.
+    """
+    if chunks > 100:
+        return Total(*split_decay(log_total), in_two=True)
+    decay = log_total.exp()
+    return Total(decay, decay, in_two=False)
 
 
 def fill_decays(

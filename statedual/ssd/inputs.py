@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from statedual.checks import (
     require_divides,
@@ -25,6 +26,14 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Products in the precision of their factors, whatever the caller's autocast says ("meta" has no autocast)."""
     available = torch.amp.is_autocast_available(device.type)
     return torch.autocast(device.type, enabled=False) if available else nullcontext()
+
+
+def needs_gradient(*inputs: Tensor | None) -> bool:
+    """Whether a chunked form has to keep what its backward starts from. There is no forward-mode derivative."""
+    given = [t for t in inputs if t is not None]
+    if not torch.compiler.is_compiling() and any(forward_ad.unpack_dual(t).tangent is not None for t in given):
+        raise ValueError("an input has a tangent, expected none: use form='recurrent' for forward-mode derivatives")
+    return torch.is_grad_enabled() and any(t.requires_grad for t in given)
 
 
 def check_inputs(
@@ -61,7 +70,8 @@ def check_inputs(
         sequences = cu_seqlens.shape[0] - 1
     if initial_state is not None:
         wanted = {"sequences": sequences, "heads": heads, "head_dim": head_dim, "state": b.shape[3]}
-        require_sizes("initial_state", initial_state, wanted, "cu_seqlens, log_a, x and b")
+        source = "log_a, x and b" if cu_seqlens is None else "cu_seqlens, log_a, x and b"
+        require_sizes("initial_state", initial_state, wanted, source)
     if chunk_size is not None:
         require_positive("chunk_size", chunk_size)
     if validate:

@@ -23,7 +23,10 @@ def retention(q: Heads, k: Heads, v: Heads, gamma: Float[Tensor, " heads"]) -> Y
 
     gamma is one constant decay for each head, 0 <= gamma <= 1.
     """
-    return ssd(v, gamma.log().expand(v.shape[:3]), k, q).y
+    wide = gamma.to(torch.promote_types(gamma.dtype, torch.float32))
+    # The smallest number added changes none but 0, whose logarithm has no gradient.
+    log_gamma = (wide + torch.finfo(wide.dtype).tiny).log()
+    return ssd(v, log_gamma.expand(v.shape[:3]), k, q).y
 
 
 def gateloop(q: Heads, k: Heads, v: Heads, log_a: LogA) -> Y:

@@ -105,13 +105,13 @@ def register(name: str, form: ChunkedForm) -> Operators:
         ctx: Any, grad_y: Tensor | None, grad_final: Tensor | None, grad_kept: None
     ) -> tuple[Tensor | None, ...]:
         del grad_kept
-        x, log_a, b, _, cu_seqlens, kept = ctx.saved_tensors
+        x, log_a, b, c, cu_seqlens, kept = ctx.saved_tensors  # once: checkpointing unpacks them by recomputing
         heads, sequences = log_a.shape[2], x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         if grad_y is None:
             grad_y = x.new_zeros(x.shape[0], x.shape[1], heads, x.shape[3])
         if grad_final is None:
             grad_final = kept.new_zeros(sequences, heads, x.shape[3], b.shape[3])
-        *grads, grad_initial = backward(grad_y, grad_final, *ctx.saved_tensors, ctx.chunk)
+        *grads, grad_initial = backward(grad_y, grad_final, x, log_a, b, c, cu_seqlens, kept, ctx.chunk)
         given = ctx.initial_dtype
         return *grads, None if given is None else grad_initial.to(given), None, None, None
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 # Operations of one product from which on a call for it alone pays: 10 microseconds at 400 GFLOP/s.
 _LARGE = 4_000_000
+_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def matmul(
@@ -40,7 +41,8 @@ def _large_on_cpu(left: Tensor, right: Tensor) -> bool:
         operations >= _LARGE
         and left.device.type == "cpu"
         and left.dtype == torch.float32
-        and torch.backends.mkldnn.is_available()
+        and _ONEDNN
+        and bool(torch.backends.mkldnn.enabled)  # the user's setting
     )
 
 

@@ -6,11 +6,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import _register_namedtuple
 
 from statedual.checks import require_choice
 from statedual.shapes import B, C, DiagonalLogA, LogA, Offsets, State, X, Y
 from statedual.ssd.backend import choose_backend
-from statedual.ssd.inputs import check_inputs, compute_dtype, read_offsets, without_autocast
+from statedual.ssd.inputs import check_inputs, compute_dtype, needs_gradient, read_offsets, without_autocast
 from statedual.ssd.library import ssd_chunked
 from statedual.ssd.quadratic import quadratic
 from statedual.ssd.recurrent import recurrent
@@ -24,6 +25,10 @@ class SSDOutput(NamedTuple):
 
     y: Y
     final_state: State
+
+
+# So that torch.export.save can store a program that returns one.
+_register_namedtuple(SSDOutput, serialized_type_name="statedual.SSDOutput")
 
 
 def ssd(
@@ -67,8 +72,7 @@ def ssd(
     choose_backend(backend, x.device)
     check_inputs(x, log_a, b, c, initial_state, cu_seqlens, chunk_size, validate)
     if form == "chunked":
-        inputs = (x, log_a, b, c) if initial_state is None else (x, log_a, b, c, initial_state)
-        keep = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+        keep = needs_gradient(x, log_a, b, c, initial_state)
         y, final, _ = ssd_chunked(x, log_a, b, c, initial_state, cu_seqlens, chunk_size or DEFAULT_CHUNK, keep)
         return SSDOutput(y, final)
     with without_autocast(x.device):

@@ -60,11 +60,16 @@ def forward_pass(
     heads, n = log_a.shape[2], b.shape[3]
     sequences = None if offsets is None else len(offsets) - 1
     states = form.new_states(like, batch if sequences is None else sequences, heads, p, n)
-    states.copy_(initial_state) if initial_state is not None else states.zero_()
+    if initial_state is None:
+        states.zero_()
+    else:
+        states.copy_(initial_state)
     y = x.new_empty(batch, time, heads, p)
     count = count_chunks(batch, time, walk.chunk, sequences)
     kept = form.new_states(like, count if keep else 0, heads, p, n)
     passing = kept if keep else form.new_states(like, min(count, walk.rows * walk.chunks), heads, p, n)
+    if 0 in (p, n):  # no state: nothing comes out
+        return y.zero_(), states.contiguous(), kept
     buffers, filled = Buffers(like), 0
     for run in walk.runs(batch, time, offsets):
         for segment in run.segments:
@@ -89,6 +94,8 @@ def backward_pass(
     grad_x, grad_log_a, grad_b, grad_c = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in inputs)
     grads = (grad_x, grad_log_a, grad_b, grad_c)
     grad_states = form.new_states(grad_final, *grad_final.shape).copy_(grad_final)
+    if 0 in grad_states.shape[2:]:
+        return grad_x.zero_(), grad_log_a.zero_(), grad_b.zero_(), grad_c.zero_(), grad_states.contiguous()
     buffers, runs = Buffers(grad_states), list(walk.runs(x.shape[0], x.shape[1], offsets))
     filled = sum(segment.chunks * segment.rows for run in runs for segment in run.segments)
     for run in reversed(runs):

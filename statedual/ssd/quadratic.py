@@ -20,9 +20,9 @@ def quadratic(
     Axis ``source`` of the mask has one column more than time: column 0 is the initial state.
     """
     heads = log_a.shape[2]
-    mask = segment_sums(pad(rearrange(log_a, "b t h -> b h t"), (1, 0))).exp()[:, :, 1:] if x.shape[1] else None
-    if mask is None:
+    if x.shape[1] == 0:
         return x.new_zeros(x.shape[0], 0, heads, x.shape[3]), state.clone()
+    mask = segment_sums(pad(rearrange(log_a, "b t h -> b h t"), (1, 0))).exp()[:, :, 1:]
     from_start, mask = mask[..., 0], mask[..., 1:]
     gram = _gram(b, c)
     scores = (mask.unflatten(1, (gram.shape[1], -1)) * gram.unsqueeze(2)).flatten(1, 2)

@@ -12,13 +12,17 @@ _BUDGET = {"cpu": 16 << 20, "cuda": 512 << 20}
 
 @dataclass(frozen=True)
 class Segment:
-    """``chunks`` chunks of ``pos`` positions in each of the rows ``row0:row1``, from time ``t0`` on."""
+    """``chunks`` chunks of ``pos`` positions in each of the rows ``row0:row1``, from time ``t0`` on.
+
+    The sequences that it is a part of have ``chunks_in_all``.
+    """
 
     row0: int
     row1: int
     t0: int
     chunks: int
     pos: int
+    chunks_in_all: int
 
     @property
     def rows(self) -> int:
@@ -70,10 +74,11 @@ class Walk:
 
     def _cut(self, row0: int, row1: int, start: int, stop: int) -> Iterator[Segment]:
         whole = start + (stop - start) // self.chunk * self.chunk
+        in_all = -(-(stop - start) // self.chunk)
         for t0 in range(start, whole, self.chunk * self.chunks):
-            yield Segment(row0, row1, t0, min(self.chunks, (whole - t0) // self.chunk), self.chunk)
+            yield Segment(row0, row1, t0, min(self.chunks, (whole - t0) // self.chunk), self.chunk, in_all)
         if whole < stop:
-            yield Segment(row0, row1, whole, 1, stop - whole)
+            yield Segment(row0, row1, whole, 1, stop - whole, in_all)
 
 
 def count_chunks(batch: int, time: int, chunk: int, sequences: int | None) -> int:

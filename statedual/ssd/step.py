@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from statedual.checks import require_divides, require_floating, require_one_device, require_sizes
+from statedual.ssd.decays import split_decay
 from statedual.ssd.heads import spread
 from statedual.ssd.inputs import without_autocast
 
@@ -26,6 +27,10 @@ def ssd_step(
         raise ValueError(
             f"state has dtype {state.dtype}, expected float32 or float64: states lose too much in fewer bits"
         )
+    if state.requires_grad and state.is_leaf and torch.is_grad_enabled():
+        raise ValueError(
+            "state is a leaf that requires a gradient, expected one that may be overwritten; state.clone()"
+        )
     require_sizes("state", state, {"batch": None, "heads": None, "head_dim": None, "state": None}, "state")
     batch, heads, head_dim, n = state.shape
     require_sizes("x", x, {"batch": batch, "heads_x": None, "head_dim": head_dim}, "state")
@@ -35,8 +40,13 @@ def ssd_step(
     for name, tensor in (("x", x), ("b", b), ("c", c)):
         require_divides(name, tensor.shape[1], heads)
     with without_autocast(state.device):
-        x_wide, decay, b_wide, c_wide = (t.to(state.dtype) for t in (x, log_a.to(state.dtype).exp(), b, c))
-        state.mul_(decay[:, :, None, None])
+        x_wide, b_wide, c_wide = (t.to(state.dtype) for t in (x, b, c))
+        keep, change = split_decay(log_a.to(state.dtype)[:, :, None, None])
+        # In place, without a second state: h is scaled where keep is 0, and changed where it is 1. Only a gradient of
+        # log_a needs what h was.
+        state.mul_(torch.where(keep == 0, change, 1))
+        old = state.clone() if torch.is_grad_enabled() and log_a.requires_grad else state
+        state.addcmul_(keep * change, old)
         by_b = state.unflatten(1, (b.shape[1], -1))
         by_b.addcmul_(spread(x_wide, heads).unflatten(1, by_b.shape[1:3]).unsqueeze(-1), b_wide[:, :, None, None])
         y = state.unflatten(1, (c.shape[1], -1)).flatten(2, 3) @ c_wide.unsqueeze(-1)

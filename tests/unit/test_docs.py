@@ -56,6 +56,11 @@ def test_examples_print_what_the_page_says(page: str) -> None:
             assert printed == said
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_no_page_waits_to_be_filled_in(page: str) -> None:
+    assert not re.search(r"^[A-Z_]{6,}$|TODO", (ROOT / page).read_text(), re.MULTILINE)
+
+
 def test_pages_are_found_and_have_examples() -> None:
     with_examples = [page for page in PAGES if read_examples((ROOT / page).read_text())]
     assert {

@@ -103,3 +103,15 @@ def test_a_package_exports_by_name_what_it_lists(package: Path) -> None:
     assert sorted(listed) == sorted(alias.name for alias in aliases)
     for name in listed:
         assert hasattr(sys.modules[module_name(package)], name)
+
+
+def test_ssd_is_the_function_and_its_folder_is_imported_from() -> None:
+    """The one name that is both: what is public is the function, whatever was imported before."""
+    code = """
+import statedual.ssd.cost
+import statedual
+from statedual.ssd import ssd, ssd_step
+from statedual.ssd.cost import SSDShape
+assert statedual.ssd is ssd and callable(ssd)
+"""
+    assert run(code) == ""

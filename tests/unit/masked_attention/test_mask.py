@@ -139,3 +139,10 @@ def test_dense_follows_the_default_dtype_or_the_one_asked_for() -> None:
     assert Dense(torch.ones(2, 3, dtype=torch.float64)).dense(2).dtype == torch.float32
     assert Causal().dense(3, dtype=torch.float64).dtype == torch.float64
     assert example("fourier", 3)[0].dense(3).dtype == torch.complex64
+
+
+def test_a_mask_with_a_length_of_its_own_needs_none_to_be_dense() -> None:
+    alpha = torch.rand(5)
+    assert torch.equal(Toeplitz(alpha).dense(), Toeplitz(alpha).dense(5))
+    with pytest.raises(ValueError, match="time is None, expected a length: mask Causal is defined for any"):
+        Causal().dense()

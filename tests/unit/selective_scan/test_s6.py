@@ -47,7 +47,7 @@ def test_equal_decays_in_all_channels_of_the_state_are_ssd(form: str, head_dim: 
 def test_no_expanded_tensor_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """Z and H would be (time, channels, state). Beside the gradient of log_a, which is, little of that size is held."""
     monkeypatch.setitem(segments._BUDGET, "cpu", 20_000)
-    time, channels, state = 512, 16, 16
+    time, channels, state = 1024, 16, 16
     given = [t.requires_grad_() for t in s6(time, channels, state, torch.float32)]
 
     def forward() -> None:

@@ -27,14 +27,14 @@ class Held:
         self.x, self.log_a = double(ROWS, TIME, HEADS, HEAD_DIM), -torch.rand(ROWS, TIME, HEADS, dtype=torch.float64)
         self.b, self.c = double(ROWS, TIME, 2, STATE), double(ROWS, TIME, 1, STATE)
         self.entry = double(ROWS, HEADS, HEAD_DIM, STATE)
-        self.chunks = Chunks(Buffers(self.x), Segment(0, ROWS, 0, CHUNKS, POS), HEADS, 2, 1)
+        self.chunks = Chunks(Buffers(self.x), Segment(0, ROWS, 0, CHUNKS, POS, CHUNKS), HEADS, 2, 1)
         self.held_x, self.held_b = self.chunks.load("x", self.x, HEADS), self.chunks.load("b", self.b, 2)
         self.held_c = self.chunks.load("c", self.c, 1)
         self.decay, self.from_start, self.to_end = self.chunks.decays(self.log_a)
 
     def borders(self, entry: Tensor) -> Tensor:
         """The states that enter the chunks and the one at the end, (borders, row, head, head_dim, state)."""
-        weighted, total = self.chunks.weigh(self.held_x, self.to_end, "weighted"), self.chunks.total(self.from_start)
+        weighted, total = self.chunks.weigh(self.held_x, self.to_end, "weighted"), self.chunks.total(self.log_a)
         state = state_first(entry).clone()
         entering = state.new_empty(CHUNKS, *state.shape)
         self.chunks.pass_states(self.held_b, weighted, total, state, entering)

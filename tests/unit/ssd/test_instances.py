@@ -114,3 +114,14 @@ def test_short_sequences(qkv, time: int) -> None:
     own = (q * k).sum(-1, keepdim=True) * v
     for y in (linear_attention(q, k, v), retention(q, k, v, GAMMA), gateloop(q, k, v, torch.zeros(BATCH, time, HEADS))):
         torch.testing.assert_close(y, own)
+
+
+def test_retention_that_forgets_at_once_has_its_gradient(qkv) -> None:
+    """gamma = 0, of which the logarithm has none: y_t = (q_t . k_t) v_t, and its derivative brings in one step back."""
+    q, k, v = qkv
+    gamma = torch.tensor([0.0, 0.0, 0.5], dtype=torch.float64, requires_grad=True)
+    y = retention(q, k, v, gamma)
+    torch.testing.assert_close(y[:, :, :2], ((q * k).sum(-1, keepdim=True) * v)[:, :, :2])
+    (gradient,) = torch.autograd.grad(y.sum(), gamma)
+    one_back = ((q[:, 1:] * k[:, :-1]).sum(-1) * v[:, :-1].sum(-1)).sum((0, 1))
+    torch.testing.assert_close(gradient[:2], one_back[:2])
