@@ -6,12 +6,18 @@ import torch
 from torch import Tensor
 
 
-def require_floating(**tensors: Tensor | None) -> None:
-    """Each tensor is float64, float32, bfloat16 or float16."""
-    wanted = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+def require_tensors(**tensors: Tensor | None) -> None:
+    """Each is a tensor."""
     for name, tensor in tensors.items():
         if tensor is not None and not isinstance(tensor, Tensor):
             raise ValueError(f"{name} is a {type(tensor).__name__}, expected a tensor; make one with torch.as_tensor")
+
+
+def require_floating(**tensors: Tensor | None) -> None:
+    """Each tensor is float64, float32, bfloat16 or float16."""
+    require_tensors(**tensors)
+    wanted = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+    for name, tensor in tensors.items():
         if tensor is not None and tensor.dtype not in wanted:
             raise ValueError(
                 f"{name} has dtype {tensor.dtype}, expected float64, float32, bfloat16 or float16; "
@@ -21,6 +27,7 @@ def require_floating(**tensors: Tensor | None) -> None:
 
 def require_one_device(**tensors: Tensor | None) -> None:
     """All tensors are on the device of the first."""
+    require_tensors(**tensors)
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     first_name, first = next(iter(given.items()))
     for name, tensor in given.items():

@@ -38,6 +38,8 @@ def demo(out: Path = Path("demo/matrix.png")) -> int:
         0 if they agree, else 1.
 
     """
+    if out.is_dir():  # before the seconds of measuring, not after
+        raise ValueError(f"out is {out}, a folder, expected the name of a picture such as {out / 'matrix.png'}")
     out.parent.mkdir(parents=True, exist_ok=True)
     console = Console()
     found = agreement(time=1000)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 def write_whole(out: Path, content: bytes) -> None:
     """Write beside ``out``, then rename; the folder is made."""
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder, expected the name of a file to write")
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f".{out.name}.{os.getpid()}")
     try:

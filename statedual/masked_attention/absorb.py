@@ -29,7 +29,9 @@ def absorb(
     a (*batch, time, N * K), one decay for each of the N * K states, with q in the place of C and k in that of B.
     """
     require_floating(q=q, k=k)
-    require_one_device(q=q, k=k, mask=mask.a)
+    if not isinstance(mask, Semiseparable):
+        raise ValueError(f"mask is {mask!r:.60}, expected Semiseparable(a, b, c)")
+    require_one_device(q=q, k=k, **mask.tensors())
     state = q.shape[-1]
     if k.shape[-1] != state:
         raise ValueError(f"k has {k.shape[-1]} features, expected {state} as in q")

@@ -103,7 +103,9 @@ def _promoted(*tensors: Tensor) -> list[Tensor]:
 
 def _require_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> None:
     require_floating(q=q, k=k, v=v)
-    require_one_device(q=q, k=k, v=v)
+    if mask is not None and not isinstance(mask, Mask):
+        raise ValueError(f"mask is {mask!r:.60}, expected a Mask such as Causal(), Dense(matrix), or None for all ones")
+    require_one_device(q=q, k=k, v=v, **(mask.tensors() if mask is not None else {}))
     if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
         raise ValueError(
             f"q has shape {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}, expected "

@@ -27,7 +27,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from statedual.checks import require_positive, require_sizes
+from statedual.checks import require_floating, require_one_device, require_positive, require_sizes
 from statedual.masked_attention.mask import widen
 
 
@@ -97,13 +97,15 @@ def draw_projection(
     if not orthogonal:
         return w
     groups = torch.randn(-(-features // state), state, state, generator=generator, dtype=dtype, device=device)
-    q, r = torch.linalg.qr(groups)
+    q, r = torch.linalg.qr(widen(groups))
     # A QR decomposition fixes the signs of its columns; R's diagonal gives them back, so that q is uniform.
     directions: Tensor = (q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]).mT.flatten(0, 1)[:features]
-    return directions * w.square().sum(-1, keepdim=True).sqrt()
+    return (directions * widen(w).square().sum(-1, keepdim=True).sqrt()).to(w.dtype)
 
 
 def _project(x: Float[Tensor, "*batch state"], w: Float[Tensor, "random state"]) -> Float[Tensor, "*batch random"]:
+    require_floating(w=w)
+    require_one_device(x=x, w=w)
     require_sizes("w", w, {"random": None, "state": x.shape[-1]}, "x")
     return x @ w.to(x.dtype).mT
 

@@ -6,11 +6,12 @@ import torch
 from jaxtyping import Float, Inexact
 from torch import Tensor
 
-from statedual.checks import require_floating
+from statedual.checks import require_floating, require_one_device
 
 
 def widen(tensor: Tensor) -> Tensor:
     """``tensor`` in the precision this package computes in: float32 for half precision, unchanged otherwise."""
+    require_floating(x=tensor)
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
@@ -51,6 +52,11 @@ class Mask(ABC):
     @abstractmethod
     def _matmul(self, z: Tensor) -> Tensor: ...
 
+    def tensors(self) -> dict[str, Tensor]:
+        """What L is made of, by name."""
+        fields = {f"mask.{name}": value for name, value in vars(self).items()}
+        return {name: value for name, value in fields.items() if isinstance(value, Tensor)}
+
     def require_lengths(self, time: int, source: int) -> None:
         """L is defined for ``time`` targets and ``source`` sources."""
         wanted = self.lengths or (time, time)
@@ -80,6 +86,7 @@ class Mask(ABC):
     def hadamard(self, g: Float[Tensor, "*#batch time source"]) -> Inexact[Tensor, "*#batch time source"]:
         """G ∘ L, in time * source: the mask's step of the quadratic form (`eq:sha-quad:2`)."""
         require_axes("g", g, "time source")
+        require_one_device(g=g, **self.tensors())
         self.require_lengths(*g.shape[-2:])
         wide = widen(g)
         return narrow(wide * self._dense(g.shape[-2], wide.dtype, g.device), g.dtype)
@@ -87,6 +94,7 @@ class Mask(ABC):
     def matmul(self, z: Float[Tensor, "*#batch source features"]) -> Inexact[Tensor, "*#batch time features"]:
         """L z, at this structure's own cost: the mask's step of the linear form (`eq:sha-lin:2`)."""
         require_axes("z", z, "source features")
+        require_one_device(z=z, **self.tensors())
         self.require_lengths(self.lengths[0] if self.lengths else z.shape[-2], z.shape[-2])
         wide = widen(z)
         if 0 in (*z.shape, *self.batch):

@@ -55,8 +55,8 @@ def diagonal_ssm(
 
     """
     require_choice("form", form, FORMS)
-    choose_backend(backend, x.device)
     check_inputs(x, log_a, b, c, initial_state, cu_seqlens, chunk_size, validate, diagonal=True)
+    choose_backend(backend, x.device)
     if form == "recurrent":
         with without_autocast(x.device):
             return one_by_one(recurrent, x, log_a, b, c, initial_state, read_offsets(cu_seqlens, x.shape[1]))

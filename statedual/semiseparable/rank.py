@@ -28,6 +28,8 @@ def require_lower_triangular(m: Tensor) -> None:
     require_ndim("m", m, "time time")
     if m.shape[0] != m.shape[1]:
         raise ValueError(f"m has shape {tuple(m.shape)}, expected a square matrix")
+    if not m.isfinite().all():
+        raise ValueError("m has entries that are inf or NaN, expected finite ones: they have no rank")
     above = m.triu(1).nonzero()
     if len(above):
         raise ValueError(

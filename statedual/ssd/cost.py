@@ -6,7 +6,7 @@ same block dominates it, as in the paper; ``least_bytes`` reads every input once
 
 from dataclasses import dataclass
 
-from statedual.checks import require_choice, require_positive
+from statedual.checks import require_choice, require_divides, require_positive
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,16 @@ class SSDShape:
     heads_x: int | None = None
     heads_b: int = 1
     heads_c: int = 1
+
+    def __post_init__(self) -> None:
+        require_positive("heads", self.heads)
+        for name in ("batch", "time", "head_dim", "state"):
+            size = getattr(self, name)
+            if not isinstance(size, int) or size < 0:
+                raise ValueError(f"{name} is {size!r}, expected an integer of at least 0")
+        for name, groups in (("x", self.heads_x), ("b", self.heads_b), ("c", self.heads_c)):
+            if groups is not None:
+                require_divides(name, groups, self.heads)
 
     @property
     def grams(self) -> int:

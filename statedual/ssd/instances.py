@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from statedual.checks import require_floating, require_one_device, require_sizes
 from statedual.shapes import LogA, Y
 from statedual.ssd.op import ssd
 
@@ -23,6 +24,9 @@ def retention(q: Heads, k: Heads, v: Heads, gamma: Float[Tensor, " heads"]) -> Y
 
     gamma is one constant decay for each head, 0 <= gamma <= 1.
     """
+    require_floating(gamma=gamma, v=v)
+    require_one_device(v=v, gamma=gamma)
+    require_sizes("gamma", gamma, {"heads": v.shape[2]}, "v")
     wide = gamma.to(torch.promote_types(gamma.dtype, torch.float32))
     # The smallest number added changes none but 0, whose logarithm has no gradient.
     log_gamma = (wide + torch.finfo(wide.dtype).tiny).log()

@@ -26,8 +26,10 @@ def matmul(
             return _linear(left[0, 0], right[0, 0])[None, None]
         out = left.new_empty(*left.shape[:3], right.shape[3])
     if onednn:
-        for target, one, other in zip(out.flatten(0, 1), left.flatten(0, 1), right.flatten(0, 1), strict=True):
-            target.copy_(_linear(one, other))
+        # By index: ``out`` is a view, of which ``flatten`` may be a copy.
+        for i in range(left.shape[0]):
+            for j in range(left.shape[1]):
+                out[i, j] = _linear(left[i, j], right[i, j])
         return out
     shorter = 0 if left.shape[0] < left.shape[1] else 1
     for target, ones, others in zip(out.unbind(shorter), left.unbind(shorter), right.unbind(shorter), strict=True):

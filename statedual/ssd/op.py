@@ -69,8 +69,8 @@ def ssd(
 
     """
     require_choice("form", form, FORMS)
-    choose_backend(backend, x.device)
     check_inputs(x, log_a, b, c, initial_state, cu_seqlens, chunk_size, validate)
+    choose_backend(backend, x.device)
     if form == "chunked":
         keep = needs_gradient(x, log_a, b, c, initial_state)
         y, final, _ = ssd_chunked(x, log_a, b, c, initial_state, cu_seqlens, chunk_size or DEFAULT_CHUNK, keep)

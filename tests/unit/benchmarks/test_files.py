@@ -61,6 +61,6 @@ def test_an_interruption_leaves_the_file_of_before(
 def test_a_folder_in_the_place_of_the_file_stays(tmp_path: Path) -> None:
     out = tmp_path / "report.json"
     out.mkdir()
-    with pytest.raises(OSError, match=r"report\.json"):
+    with pytest.raises(ValueError, match=r"report\.json is a folder, expected the name of a file"):
         write_whole(out, b"text")
     assert list(tmp_path.iterdir()) == [out]

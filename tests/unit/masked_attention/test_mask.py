@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mask_examples import NAMES, REAL_NAMES, STRUCTURED_NAMES, Written, build, example, parameters
 
-from statedual.masked_attention import Causal, Dense, OneSemiseparable
+from statedual.masked_attention import Causal, Dense, OneSemiseparable, Toeplitz
 
 LENGTHS = st.sampled_from([0, 1, 2, 3, 5, 8, 11])
 BATCHES = st.sampled_from([(), (2,), (3, 1)])
