@@ -67,6 +67,12 @@ def test_a_long_sequence(form: str, kind: str) -> None:
     assert_equal(results(case, form), truth(case), case)
 
 
+@pytest.mark.parametrize(("form", "dtype"), [("quadratic", torch.float32), *(("chunked", half) for half in HALVES)])
+def test_a_long_sequence_quadratic_and_in_half_precision(form: str, dtype: torch.dtype) -> None:
+    case = example(4099, 1, (1, 1, 1), dtype=dtype)
+    assert_equal(results(case, form), truth(case), case)
+
+
 def test_wide_heads_are_cut_into_segments() -> None:
     """Sizes of a real layer, at which the work buffers hold a part of the sequence and of the batch only."""
     case = example(500, 8, (8, 1, 1), batch=3, head_dim=64, state=64, kind="usual")
