@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from statedual.benchmarks.candidate import Candidate, Layer, compare, random_inputs
+from statedual.benchmarks.candidate import Candidate, compare, random_inputs
 from statedual.benchmarks.loop import loop
 from statedual.benchmarks.report import Report, speed_bar, work_bar
 from statedual.selective_scan import diagonal_ssm
@@ -17,27 +17,26 @@ MAMBA_1 = SSDShape(batch=1, time=2048, heads=1536, head_dim=1, state=16)
 def run_diagonal(
     repeats: int, say: Callable[[str], None], *, gated: SSDShape = GATED, mamba_1: SSDShape = MAMBA_1
 ) -> Report:
-    """Both layers: the chunked form against the recurrent one, and against the loop that a user would write.
+    """Both layers, the chunked form against the loop: a stricter peer than our own recurrent form, which is slower.
 
-    The recurrent form takes a decay in two parts, for accuracy, and so more time than the loop.
+    The bar for memory is on what is held beyond the results: the gradient of log_a, which both return, is as large as
+    log_a and already a third of what the loop holds in all.
     """
-    recurrent = partial(diagonal_ssm, form="recurrent")
-    against = partial(compare, recurrence=recurrent, repeats=repeats, say=say)
+    against = partial(compare, recurrence=partial(diagonal_ssm, form="recurrent"), repeats=repeats, say=say)
 
-    def candidates(shape: SSDShape) -> list[Candidate]:
-        layers: dict[str, Layer] = {"chunked form": diagonal_ssm, "recurrent form": recurrent, "loop": loop}
+    def pair(shape: SSDShape) -> list[Candidate]:
         inputs = random_inputs(shape, diagonal=True)
-        return [Candidate(name, layer, inputs) for name, layer in layers.items()]
+        return [Candidate("chunked form", diagonal_ssm, inputs), Candidate("loop", loop, inputs)]
 
-    wide, narrow = candidates(gated), candidates(mamba_1)
+    wide, narrow = pair(gated), pair(mamba_1)
     forward = against("GLA forward", wide)
     both = against("GLA forward + backward", [candidate.with_gradients() for candidate in wide])
     channels = against("Mamba-1 forward + backward", [candidate.with_gradients() for candidate in narrow])
     bars = [
-        speed_bar(forward[0], forward[1], at_least=4.0),
-        speed_bar(both[0], both[1], at_least=5.0),
-        speed_bar(channels[0], channels[2], at_least=2.0),
-        work_bar(channels[0], channels[2], at_most=1 / 4),
+        speed_bar(*forward, at_least=4.0),
+        speed_bar(*both, at_least=5.0),
+        speed_bar(*channels, at_least=2.0),
+        work_bar(*channels, at_most=1 / 4),
     ]
     setting = {"sizes, GLA": str(gated), "sizes, Mamba-1": str(mamba_1)}
     return Report("diagonal", setting, forward + both + channels, bars)

@@ -109,7 +109,10 @@ class Report:
 
     def _tables(self) -> list[tuple[list[str], list[list[str]]]]:
         return [
-            (["case", "time", "candidate", "ms", "peak MiB", "ms / ours", "MiB / ours"], self._measured_cells()),
+            (
+                ["case", "time", "candidate", "ms", "peak MiB", "results MiB", "ms / ours", "MiB / ours"],
+                self._measured_cells(),
+            ),
             (["bar", "wanted", "measured", "met"], [_bar_cells(bar) for bar in self.bars]),
         ]
 
@@ -118,11 +121,12 @@ class Report:
         rows = []
         for m in self.measurements:
             first = ours.setdefault((m.case, m.time), m)
-            memory = ["", ""]
+            memory = ["", "", ""]
             if m.peak_bytes is not None:
-                memory = [f"{m.peak_bytes / 2**20:.1f}", f"{m.peak_bytes / first.memory():.2f}"]
+                memory = [f"{m.peak_bytes / 2**20:.1f}", f"{m.result_bytes / 2**20:.1f}"]
+                memory.append(f"{m.peak_bytes / first.memory():.2f}")
             speed = [f"{1e3 * m.seconds:.1f}", f"{m.seconds / first.seconds:.2f}"]
-            rows.append([m.case, str(m.time), m.candidate, speed[0], memory[0], speed[1], memory[1]])
+            rows.append([m.case, str(m.time), m.candidate, speed[0], *memory[:2], speed[1], memory[2]])
         return rows
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from statedual.selective_scan.halving import fill_border_decays, halves, quadrants
-from statedual.ssd.chunk import Chunks
+from statedual.ssd.chunk import Chunks, forwards
 from statedual.ssd.decays import total_decay
 from statedual.ssd.passes import Inputs
 
@@ -100,10 +100,8 @@ class Tree:
 def segment_forward(chunks: Chunks, inputs: Inputs, state: Tensor, entering: Tensor, y: Tensor) -> None:
     """Write the segment of ``y`` and the states that enter its chunks; move ``state`` to its end."""
     tree = Tree(chunks, inputs)
-    entering[0].copy_(state)
-    for k in range(len(entering)):
-        after = entering[k + 1] if k + 1 < len(entering) else state
-        tree.pass_one(k, tree.x, tree.weighted_b, entering[k], after)
+    for k, before, after in forwards(state, entering):
+        tree.pass_one(k, tree.x, tree.weighted_b, before, after)
     scores = tree.empty_scores()
     for half, _, weighted in tree.weighted_levels():
         left, right = halves(weighted, half)

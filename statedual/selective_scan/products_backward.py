@@ -10,7 +10,7 @@ from torch import Tensor
 
 from statedual.selective_scan.halving import halves, pass_down, quadrants
 from statedual.selective_scan.products import Tree
-from statedual.ssd.chunk import Chunks
+from statedual.ssd.chunk import Chunks, backwards
 from statedual.ssd.passes import Inputs
 
 
@@ -23,9 +23,8 @@ def segment_backward(
 
     # Center factors, from behind: G_k = total * G_{k+1} + dy^T weighted_c.
     leaving = take("leaving", *entering.shape)
-    leaving[-1].copy_(grad_state)
-    for k in reversed(range(len(leaving))):
-        tree.pass_one(k, dy, tree.weighted_c, leaving[k], leaving[k - 1] if k else grad_state)
+    for k, later, earlier in backwards(grad_state, leaving):
+        tree.pass_one(k, dy, tree.weighted_c, later, earlier)
     before, after = entering.flatten(0, 2), leaving.flatten(0, 2)
     last = tree.from_start[:, :, -1]
     grad_total = (before * after).sum(1).view_as(last) * last

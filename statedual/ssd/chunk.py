@@ -134,9 +134,7 @@ class Chunks:
 
         z_k = sum_s weighted[s] outer b_s,  h_{k+1} = total_k h_k + z_k. Both are held with ``state`` first.
         """
-        entering[0].copy_(state)
-        for k, before in enumerate(entering):
-            after = entering[k + 1] if k + 1 < len(entering) else state
+        for k, before, after in forwards(state, entering):
             self.pass_one(k, b, weighted, total, before, after)
 
     def pass_one(self, k: int, grouped: Tensor, folded: Tensor, total: Total, before: Tensor, after: Tensor) -> None:
@@ -158,6 +156,20 @@ class Chunks:
         past = self.fold("past", entering.shape[-1])
         matmul(c, matrices(entering.flatten(0, 1), self.gc), out=matrices(past, self.gc))
         return past
+
+
+def forwards(state: Tensor, entering: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Each chunk with the memory of the state before and after it: the first is ``state``, in which the last ends."""
+    entering[0].copy_(state)
+    for k in range(len(entering)):
+        yield k, entering[k], entering[k + 1] if k + 1 < len(entering) else state
+
+
+def backwards(grad_state: Tensor, leaving: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Its adjoint, from the last chunk to the first: the gradients of the state after a chunk and of that before it."""
+    leaving[-1].copy_(grad_state)
+    for k in reversed(range(len(leaving))):
+        yield k, leaving[k], leaving[k - 1] if k > 0 else grad_state
 
 
 def by_group(held: Float[Tensor, "count rows heads width"], groups: int) -> Tensor:

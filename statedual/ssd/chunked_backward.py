@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from statedual.ssd.chunk import Chunks, matrices
+from statedual.ssd.chunk import Chunks, backwards, matrices
 from statedual.ssd.chunked import state_first
 from statedual.ssd.decays import crossing_sums
 from statedual.ssd.matmul import matmul
@@ -42,9 +42,8 @@ def segment_backward(
 
     # Center factors: h_{k+1} = total_k h_k + z_k. ``leaving`` is the gradient of the state at the end of each chunk.
     leaving, total = take("leaving", *entering.shape), chunks.total(log_a)
-    leaving[-1].copy_(grad_state)
-    for k in reversed(range(len(leaving))):
-        chunks.pass_one(k, held_c, grad_past, total, leaving[k], leaving[k - 1] if k else grad_state)
+    for k, after, before in backwards(grad_state, leaving):
+        chunks.pass_one(k, held_c, grad_past, total, after, before)
     product = torch.mul(leaving, entering, out=take("product", *leaving.shape))
     grad_total = product.sum((2, 4)).view(chunks.count, chunks.heads) * from_start[..., -1]
 

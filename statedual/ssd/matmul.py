@@ -16,7 +16,7 @@ def matmul(
 ) -> Float[Tensor, "outer inner m n"]:
     """left @ right, into ``out`` if given; the operands may be views of any strides.
 
-    PyTorch's own float32 product is MKL's, which on processors of other vendors runs at half the speed of oneDNN's
+    PyTorch's own float32 product is MKL's, which on processors of other vendors is the slower one
     (docs/decisions/onednn.md). oneDNN is reached through the operator that PyTorch's compiler emits for linear layers:
     one matrix a call, so that small ones stay with ``bmm``, whose one batch axis is the longer of the two here.
     """

@@ -68,7 +68,7 @@ def test_a_suite_is_measured_and_written_as_json_markdown_and_picture(
     assert (found["setting"]["threads"], found["setting"]["repeats"]) == ("1", "1")
     assert {m["candidate"] for m in found["measurements"]} >= {
         "ssd": {"ssd chunked", "Listing 1", "floor: operations", "floor: bytes"},
-        "diagonal": {"chunked form", "recurrent form"},
+        "diagonal": {"chunked form", "loop"},
     }[suite]
     assert all(m["seconds"] > 0 for m in found["measurements"])
     shown = capsys.readouterr().out
