@@ -48,7 +48,7 @@ setup: .venv/.installed ## the environment .venv, which every target makes first
 	@echo "[2/3] torch $(TORCH), about 200 MB for its CPU build"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==$(TORCH)
 	@echo "[3/3] statedual with its tools"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==$(TORCH) -e '.[dev,plots]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==$(TORCH) -e '.[dev,hf,plots]'
 	@$(BIN)/python -c 'import torch; v = torch.__version__; assert v.split("+")[0] == "$(TORCH)", v; \
 	  print("torch", v, "(CPU build)" if torch.version.cuda is None else "(CUDA build: pip found no CPU build)")'
 	@touch $@

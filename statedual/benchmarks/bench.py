@@ -12,7 +12,7 @@ from tyro.conf import Positional
 
 from statedual.benchmarks.diagonal_suite import run_diagonal
 from statedual.benchmarks.figures import draw_cases, draw_if_possible, draw_lengths
-from statedual.benchmarks.files import write_whole
+from statedual.files import write_whole
 from statedual.benchmarks.machine import describe
 from statedual.benchmarks.measure import keep_freed_memory
 from statedual.benchmarks.report import Report

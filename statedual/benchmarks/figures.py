@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from statedual.benchmarks.files import write_whole
+from statedual.files import write_whole
 from statedual.benchmarks.report import Measurement, Report
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ attention's 1 / sqrt(N) is q and k times N^(-1/4) each.
 import math
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
@@ -59,21 +59,25 @@ def elu(x: Float[Tensor, "*batch state"]) -> Float[Tensor, "*batch state"]:
 
 
 def cosformer(
-    x: Float[Tensor, "*batch time state"], *, length: int | None = None
+    x: Float[Tensor, "*batch time state"],
+    *,
+    length: int | None = None,
+    positions: Int[Tensor, "*#batch time"] | None = None,
 ) -> Float[Tensor, "*batch time features"]:
     """phi(x_t) = (relu(x_t) cos(pi t / 2T), relu(x_t) sin(pi t / 2T)): cosFormer (Qin et al. 2022). Nonnegative.
 
     So phi(q_t) . phi(k_s) = relu(q_t) . relu(k_s) cos(pi (t - s) / 2T), which favours near positions. T is ``length``,
-    the longest sequence there will be; by default the length of x. The paper writes (x cos, sin), without the relu and
-    without x in the second half; this is cosFormer's own definition.
+    the longest sequence there will be; by default the length of x. ``positions`` are the t, by default 0, 1, 2, ...
+    The paper writes (x cos, sin), without the relu and without x in the second half; this is cosFormer's own definition.
     """
     time = x.shape[-2]
     length = max(time, 1) if length is None else length
     require_positive("length", length)
-    if time > length:
+    if time > length and positions is None:
         raise ValueError(f"length is {length}, expected at least {time}, the time of x; cosines would turn negative")
     wide = widen(x).relu()
-    angle = torch.arange(time, dtype=wide.dtype, device=x.device)[:, None] * (math.pi / (2 * length))
+    steps = torch.arange(time, device=x.device) if positions is None else positions
+    angle = steps[..., None].to(wide.dtype) * (math.pi / (2 * length))
     return torch.cat([wide * angle.cos(), wide * angle.sin()], dim=-1).to(x.dtype)
 
 

@@ -23,15 +23,7 @@ def ssd_step(
     """
     require_floating(x=x, log_a=log_a, b=b, c=c)
     require_one_device(state=state, x=x, log_a=log_a, b=b, c=c)
-    if state.dtype not in (torch.float32, torch.float64):
-        raise ValueError(
-            f"state has dtype {state.dtype}, expected float32 or float64: states lose too much in fewer bits"
-        )
-    if state.requires_grad and state.is_leaf and torch.is_grad_enabled():
-        raise ValueError(
-            "state is a leaf that requires a gradient, expected one that may be overwritten; state.clone()"
-        )
-    require_sizes("state", state, {"batch": None, "heads": None, "head_dim": None, "state": None}, "state")
+    require_state(state)
     batch, heads, head_dim, n = state.shape
     require_sizes("x", x, {"batch": batch, "heads_x": None, "head_dim": head_dim}, "state")
     require_sizes("log_a", log_a, {"batch": batch, "heads": heads}, "state")
@@ -51,3 +43,16 @@ def ssd_step(
         by_b.addcmul_(spread(x_wide, heads).unflatten(1, by_b.shape[1:3]).unsqueeze(-1), b_wide[:, :, None, None])
         y = state.unflatten(1, (c.shape[1], -1)).flatten(2, 3) @ c_wide.unsqueeze(-1)
         return y.view(batch, heads, head_dim).to(x.dtype), state
+
+
+def require_state(state: Tensor) -> None:
+    """A state that a step may overwrite: float32 or float64, four axes, no leaf that waits for a gradient."""
+    if state.dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"state has dtype {state.dtype}, expected float32 or float64: states lose too much in fewer bits"
+        )
+    if state.requires_grad and state.is_leaf and torch.is_grad_enabled():
+        raise ValueError(
+            "state is a leaf that requires a gradient, expected one that may be overwritten; state.clone()"
+        )
+    require_sizes("state", state, {"batch": None, "heads": None, "head_dim": None, "state": None}, "state")

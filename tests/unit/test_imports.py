@@ -23,7 +23,7 @@ def module_name(file: Path) -> str:
 
 MODULES = [module_name(file) for file in FILES]
 # What people compute with; commands and benchmarks stand above.
-LIBRARY = [name for name in MODULES if not re.match(r"statedual\.(benchmarks|demo|cli|__main__)\b", name)]
+LIBRARY = [name for name in MODULES if not re.match(r"statedual\.(benchmarks|commands|demo|cli|__main__)\b", name)]
 
 LIGHT = f"""
 import sys

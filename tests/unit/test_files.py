@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from statedual.benchmarks.files import write_whole
+from statedual.files import write_whole
 
 every_interruption = pytest.mark.parametrize("error", [OSError, KeyboardInterrupt, MemoryError])
 
