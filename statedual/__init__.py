@@ -11,6 +11,7 @@ from statedual.masked_attention import feature_maps as feature_maps
 from statedual.masked_attention import normalised_attention as normalised_attention
 from statedual.masked_attention import structured_attention as structured_attention
 from statedual.selective_scan import diagonal_ssm as diagonal_ssm
+from statedual.selective_scan import diagonal_ssm_step as diagonal_ssm_step
 from statedual.semiseparable import SemiseparableMatrix as SemiseparableMatrix
 from statedual.semiseparable import scan as scan
 from statedual.semiseparable import scan_factors as scan_factors
@@ -35,6 +36,7 @@ __all__ = [
     "Toeplitz",
     "choose_backend",
     "diagonal_ssm",
+    "diagonal_ssm_step",
     "feature_maps",
     "gateloop",
     "linear_attention",

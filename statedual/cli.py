@@ -7,6 +7,9 @@ from importlib.metadata import version
 from tyro.extras import SubcommandApp
 
 from statedual.benchmarks.bench import bench
+from statedual.commands.convert import convert
+from statedual.commands.generate import generate
+from statedual.commands.info import info
 from statedual.demo import demo
 
 DESCRIPTION = "State space duality for PyTorch. `statedual --version` prints the version."
@@ -21,6 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
     app = SubcommandApp()
     app.command(demo)
     app.command(bench)
+    app.command(info)
+    app.command(generate)
+    app.command(convert)
     try:
         status: int | None = app.cli(prog="statedual", description=DESCRIPTION, args=arguments)
     except KeyboardInterrupt:

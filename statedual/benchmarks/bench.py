@@ -12,12 +12,12 @@ from tyro.conf import Positional
 
 from statedual.benchmarks.diagonal_suite import run_diagonal
 from statedual.benchmarks.figures import draw_cases, draw_if_possible, draw_lengths
-from statedual.files import write_whole
 from statedual.benchmarks.machine import describe
 from statedual.benchmarks.measure import keep_freed_memory
 from statedual.benchmarks.report import Report
 from statedual.benchmarks.ssd_suite import run_ssd
 from statedual.checks import require_positive
+from statedual.files import write_whole
 
 Suite = tuple[Callable[[int, Callable[[str], None]], Report], Callable[[Report, Path], None]]
 

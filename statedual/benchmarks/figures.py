@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from statedual.files import write_whole
 from statedual.benchmarks.report import Measurement, Report
+from statedual.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -168,17 +168,18 @@ class Attention(nn.Module):
         batch, time, _ = u.shape
         if cu_seqlens is not None:
             check_offsets_shape(cu_seqlens, batch)
-        rows = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        zeros = torch.zeros(rows, dtype=torch.int64, device=u.device)
-        conv, length = (None, zeros) if state is None else (state.conv, state.length)
+        offsets = read_offsets(cu_seqlens, time)
+        rows = batch if offsets is None else len(offsets) - 1
+        nothing = torch.zeros(rows, dtype=torch.int64, device=u.device)
+        conv, length = (None, nothing) if state is None else (state.conv, state.length)
         qkv, conv = self.conv1d(self.in_proj(u), conv, cu_seqlens)
         # Without a state all rows of a batch have the same angles.
-        own = length[:1] if state is None and cu_seqlens is None else length
+        own = length[:1] if state is None and offsets is None else length
         q, k, v = self._heads(qkv, positions(time, own, cu_seqlens))
-        if cu_seqlens is None:
+        if offsets is None:
             y, keys, values = self._attend(q, k, v, state)
         else:
-            y, keys, values = self._attend_packed(q, k, v, state, read_offsets(cu_seqlens, time) or [])
+            y, keys, values = self._attend_packed(q, k, v, state, offsets)
         after = lengths(time, length, cu_seqlens)
         return self.out_proj(y.flatten(2)), self._state(keys, values, after, conv)
 
@@ -317,7 +318,7 @@ def _softmax_attention(
     keys: Slots,
     values: Slots,
     scale: float,
-    seen: Bool[Tensor, "#rows time slots"] | None,
+    seen: Bool[Tensor, "#rows #time slots"] | None,
 ) -> Float[Tensor, "rows time heads head_dim"]:
     """PyTorch's own, over the keys that are ``seen`` (None: query t sees the keys up to t)."""
     return functional.scaled_dot_product_attention(
@@ -331,7 +332,7 @@ def _softmax_attention(
     ).transpose(1, 2)
 
 
-def _kept(slots: Slots, window: int | None) -> Slots:
+def _kept(slots: Slots, window: int | None) -> Float[Tensor, "rows kept kv_heads head_dim"]:
     """The last ``window`` slots (free ones before them if there are fewer), or all of them, in memory of their own."""
     # A view would keep all of what it is a part of, the queries among it, and a step may write to what is kept.
     if window is None:
@@ -339,6 +340,6 @@ def _kept(slots: Slots, window: int | None) -> Slots:
     return functional.pad(slots, (0, 0, 0, 0, window - slots.shape[1], 0))
 
 
-def _grown(slots: Slots, more: int) -> Slots:
+def _grown(slots: Slots, more: int) -> Float[Tensor, "rows capacity kv_heads head_dim"]:
     """A copy with ``more`` free slots behind."""
     return functional.pad(slots, (0, 0, 0, 0, 0, more))

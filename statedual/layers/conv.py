@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from statedual.checks import require_sizes
 from statedual.layers.positions import sequence_of
 from statedual.shapes import Offsets
-from statedual.ssd.inputs import compute_dtype
+from statedual.ssd.inputs import check_offsets_shape, compute_dtype
 
 
 class CausalConv1d(nn.Module):
@@ -46,6 +46,8 @@ class CausalConv1d(nn.Module):
         cu_seqlens: Offsets | None = None,
     ) -> tuple[Float[Tensor, "batch time channels"], Float[Tensor, "rows history channels"]]:
         """The convolution of every sequence, and its last inputs; packed sequences do not see one another."""
+        if cu_seqlens is not None:
+            check_offsets_shape(cu_seqlens, x.shape[0])
         rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         if state is None:
             state = self.init_state(rows, x)
@@ -74,6 +76,7 @@ class CausalConv1d(nn.Module):
         """One position; x becomes the newest of ``state``, in place."""
         if self.weight is None:
             return x
+        require_sizes("state", state, {"rows": x.shape[0], "history": self.history, "channels": self.channels}, "x")
         past = torch.cat([state.to(x.dtype), x[:, None]], dim=1)
         state.copy_(past[:, 1:])
         return self._slide(past)[:, 0]

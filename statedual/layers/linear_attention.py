@@ -13,14 +13,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from statedual.checks import require_choice, require_positive
+from statedual.checks import require_choice, require_positive, require_sizes
 from statedual.layers.feature_map import FeatureMap, check_names
 from statedual.layers.norm import RMSNorm
 from statedual.layers.positions import lengths, positions
 from statedual.layers.rotary import rotate
 from statedual.shapes import Offsets
 from statedual.ssd import ssd, ssd_step
-from statedual.ssd.inputs import compute_dtype, without_autocast
+from statedual.ssd.inputs import check_offsets_shape, compute_dtype, without_autocast
 
 # phi(q) . phi(k) approximates a function of q . k with a temperature, softmax attention's 1 / sqrt(d_state).
 _APPROXIMATE_EXP = ("taylor", "random_features", "positive_random_features")
@@ -139,6 +139,7 @@ class LinearAttention(nn.Module):
         self.in_proj = nn.Linear(d_model, sum(self.widths), bias=False)
         self.decay_proj = nn.Linear(d_model, self.heads) if config.decay == "input" else None
         self.feature_map = FeatureMap(config.feature_map, self.d_state, config.cosformer_length)
+        self.needs_positions = config.rotary or self.feature_map.needs_positions
         self.norm = RMSNorm(self.head_dim) if config.norm == "rms" else None
         self.out_proj = nn.Linear(inner, d_model, bias=False)
 
@@ -161,11 +162,16 @@ class LinearAttention(nn.Module):
         cu_seqlens: Offsets | None = None,
     ) -> tuple[Float[Tensor, "batch time model"], LinearAttentionState]:
         """Every sequence from its state (None: from the beginning), and the states behind them."""
-        time, rows = u.shape[1], u.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        batch, time, _ = u.shape
+        if cu_seqlens is not None:
+            check_offsets_shape(cu_seqlens, batch)
+        rows = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
         ssm, length = state or (None, torch.zeros(rows, dtype=torch.int64, device=u.device))
+        require_sizes("state.length", length, {"rows": rows}, "u" if cu_seqlens is None else "cu_seqlens")
         # Without a state all rows of a batch have the same angles.
         own = length[:1] if state is None and cu_seqlens is None else length
-        v, log_a, k, q, z = self._ssm_inputs(u, positions(time, own, cu_seqlens))
+        where = positions(time, own, cu_seqlens) if self.needs_positions else None
+        v, log_a, k, q, z = self._ssm_inputs(u, where)
         y, ssm = ssd(v, log_a, k, q, initial_state=ssm, cu_seqlens=cu_seqlens)
         return self._output(y, z), LinearAttentionState(ssm, lengths(time, length, cu_seqlens))
 
@@ -177,7 +183,7 @@ class LinearAttention(nn.Module):
         return self._output(y[:, None], z)[:, 0]
 
     def _ssm_inputs(
-        self, u: Float[Tensor, "batch time model"], where: Int[Tensor, "#batch time"]
+        self, u: Float[Tensor, "batch time model"], where: Int[Tensor, "#batch time"] | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """What ``ssd`` takes, x, log_a, b and c, and the gate z (of width 0 if there is none)."""
         q, k, v, z = self.in_proj(u).split(self.widths, dim=-1)
@@ -185,6 +191,7 @@ class LinearAttention(nn.Module):
         with without_autocast(u.device):
             q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (q, k, v))
             if self.config.rotary:
+                assert where is not None
                 q, k = rotate(q, where, self.d_state), rotate(k, where, self.d_state)
             if not self.config.feature_map:
                 q = q * self.d_state**-0.5

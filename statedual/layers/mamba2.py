@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypedDict
 
 import torch
 from jaxtyping import Float, Int
@@ -23,7 +23,16 @@ from statedual.ssd.inputs import compute_dtype, without_autocast
 from statedual.ssd.op import ssd
 from statedual.ssd.step import ssd_step
 
-HEAD_PATTERNS: dict[str, dict[str, int | None]] = {
+
+class HeadPattern(TypedDict):
+    """How many x, B and C there are; None is one for every head."""
+
+    heads_x: int | None
+    heads_b: int | None
+    heads_c: int | None
+
+
+HEAD_PATTERNS: dict[str, HeadPattern] = {
     "MIS": {"heads_x": None, "heads_b": 1, "heads_c": 1},
     "MCS": {"heads_x": 1, "heads_b": 1, "heads_c": None},
     "MES": {"heads_x": 1, "heads_b": None, "heads_c": 1},
@@ -31,7 +40,7 @@ HEAD_PATTERNS: dict[str, dict[str, int | None]] = {
     "MSS": {"heads_x": 1, "heads_b": 1, "heads_c": 1},
 }
 """Multi-input (attention: multi-value), multi-contract (multi-query), multi-expand (multi-key), multi-head, multi-state
-(sec. 7.2): ``Mamba2Config(**HEAD_PATTERNS["MCS"])``. None is one for every head."""
+(sec. 7.2): ``Mamba2Config(**HEAD_PATTERNS["MCS"])``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,10 +172,10 @@ class Mamba2(Float32Parameters):
         self.in_proj = nn.Linear(d_model, 2 * self.d_mlp + self.d_ssm + projected, bias=config.bias)
         self.conv1d = CausalConv1d(sum(self.widths) if parallel else x_width, config.conv_width, config.conv_bias)
         self.x_proj = None if parallel else nn.Linear(x_width, sum(bc_widths) + self.heads, bias=False)
-        self.map_b = FeatureMap(config.feature_map, config.d_state, config.cosformer_length)
-        self.map_c = FeatureMap(config.feature_map, config.d_state, config.cosformer_length)
+        # One map for B and C: phi(C) . phi(B) is a kernel only if both have the same random projection.
+        self.map_bc = FeatureMap(config.feature_map, config.d_state, config.cosformer_length)
         self.map_x = FeatureMap(config.feature_map_x, config.head_dim)
-        self.state_shape = (self.heads, config.head_dim + config.normaliser, self.map_b.features)
+        self.state_shape = (self.heads, config.head_dim + config.normaliser, self.map_bc.features)
         self.A_log = nn.Parameter(torch.empty(self.heads))
         self.dt_bias = nn.Parameter(torch.empty(self.heads))
         self.D = nn.Parameter(torch.empty(self.heads if config.skip == "head" else self.d_ssm))
@@ -195,7 +204,7 @@ class Mamba2(Float32Parameters):
         ssm = self._first_states(rows)
         if ssm is None:
             ssm = like.new_zeros(rows, *self.state_shape, dtype=compute_dtype(like))
-        length = torch.zeros(rows, dtype=torch.int64, device=like.device) if self.map_b.needs_positions else None
+        length = torch.zeros(rows, dtype=torch.int64, device=like.device) if self.map_bc.needs_positions else None
         return Mamba2State(self.conv1d.init_state(rows, like), ssm, length)
 
     def forward(
@@ -208,7 +217,7 @@ class Mamba2(Float32Parameters):
         time, rows = u.shape[1], u.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         conv, ssm, length = state or (None, self._first_states(rows), None)
         where = None
-        if self.map_b.needs_positions:
+        if self.map_bc.needs_positions:
             before = torch.zeros(rows, dtype=torch.int64, device=u.device) if length is None else length
             where, length = positions(time, before, cu_seqlens), lengths(time, before, cu_seqlens)
         mlp, z, mixed = self._project(u)
@@ -229,7 +238,8 @@ class Mamba2(Float32Parameters):
         return self._output(y[:, None], inputs.x, z[:, None], mlp[:, None])[:, 0]
 
     def _first_states(self, rows: int) -> Tensor | None:
-        return None if self.init_states is None else self.init_states.expand(rows, *self.state_shape).contiguous()
+        # Never a view, of one row neither: a step overwrites them.
+        return None if self.init_states is None else self.init_states.repeat(rows, 1, 1, 1)
 
     def _project(self, u: Float[Tensor, "*batch model"]) -> tuple[Tensor, Tensor, Tensor]:
         """The parallel MLP's output (empty if there is none), the gate z, and x (with B, C, dt if parallel)."""
@@ -252,8 +262,8 @@ class Mamba2(Float32Parameters):
         else:
             x = self.map_x(convolved.unflatten(-1, (self.heads_x, head_dim)))
             b, c, raw_dt = self.x_proj(x.flatten(-2)).split([*self.widths[1:], self.heads], dim=-1)
-        b = self.map_b(b.unflatten(-1, (self.heads_b, -1)), where)
-        c = self.map_c(c.unflatten(-1, (self.heads_c, -1)), where)
+        b = self.map_bc(b.unflatten(-1, (self.heads_b, -1)), where)
+        c = self.map_bc(c.unflatten(-1, (self.heads_c, -1)), where)
         with without_autocast(x.device):
             dtype = compute_dtype(self.A_log, x)
             dt = functional.softplus(raw_dt.to(dtype) + self.dt_bias.to(dtype)).clamp(*self.config.dt_limit)

@@ -68,7 +68,7 @@ def cosformer(
 
     So phi(q_t) . phi(k_s) = relu(q_t) . relu(k_s) cos(pi (t - s) / 2T), which favours near positions. T is ``length``,
     the longest sequence there will be; by default the length of x. ``positions`` are the t, by default 0, 1, 2, ...
-    The paper writes (x cos, sin), without the relu and without x in the second half; this is cosFormer's own definition.
+    The paper writes (x cos, sin), without the relu and without x in the second half; this is cosFormer's own.
     """
     time = x.shape[-2]
     length = max(time, 1) if length is None else length

@@ -47,6 +47,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in ("d_model", "vocab_size", "pad_vocab_size_multiple"):
             require_positive(name, getattr(self, name))
+        if not isinstance(self.norm_eps, (int, float)) or not self.norm_eps > 0:
+            raise ValueError(f"norm_eps is {self.norm_eps!r}, expected a positive number")
         if not isinstance(self.blocks, tuple) or not self.blocks:
             raise ValueError(f"blocks is {self.blocks!r}, expected a tuple such as (Mamba2Config(),) * 24")
         for index, block in enumerate(self.blocks):
@@ -84,7 +86,7 @@ def _block(index: int, given: Any) -> BlockConfig:
     if not isinstance(given, dict):
         raise ValueError(f"{where} is {given!r}, expected an object with its kind")
     kind = given.get("kind")
-    if kind not in BLOCKS:
+    if not isinstance(kind, str) or kind not in BLOCKS:
         raise ValueError(f"kind of {where} is {kind!r}, expected one of {', '.join(map(repr, BLOCKS))}")
     block: BlockConfig = _make(BLOCKS[kind], {name: value for name, value in given.items() if name != "kind"}, where)
     return block

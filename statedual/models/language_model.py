@@ -18,6 +18,7 @@ from statedual.models.initialise import initialise
 from statedual.models.padding import pack, unpack
 from statedual.models.state import ModelState
 from statedual.shapes import Offsets
+from statedual.ssd.inputs import check_offsets_shape, read_offsets
 
 
 class LMOutput(NamedTuple):
@@ -66,6 +67,7 @@ class LanguageModel(nn.Module):
         self.norm = RMSNorm(config.d_model, config.norm_eps)
         # A tied head has no parameter of its own: one name for one tensor.
         self.head = None if config.tie_embeddings else nn.Linear(config.d_model, config.padded_vocab_size, bias=False)
+        self._state_kinds = [type(block.init_state(0)) for block in self._blocks()]
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -116,6 +118,7 @@ class LanguageModel(nn.Module):
         ``state`` is updated in place; go on with the state that is returned, which has larger key and value caches
         where those of ``state`` were full. (Compiled code cannot grow them: ``state.with_room(tokens)`` beforehand.)
         """
+        require_ndim("ids", ids, "batch")
         self._check(ids[:, None], state, None, True, None)
         if not torch.compiler.is_compiling():
             state = state.with_room(1)
@@ -147,16 +150,15 @@ class LanguageModel(nn.Module):
         if ids.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"ids has dtype {ids.dtype}, expected int32 or int64 token ids")
         require_ndim("ids", ids, "batch time")
-        if state is not None and len(state.blocks) != len(self.blocks):
-            raise ValueError(
-                f"state is of a model with {len(state.blocks)} blocks, expected one of this model with "
-                f"{len(self.blocks)}; model.init_state({ids.shape[0]}) makes one"
-            )
-        if cu_seqlens is not None and ids.shape[0] != 1:
-            raise ValueError(f"ids has batch {ids.shape[0]} with cu_seqlens, expected 1: packed sequences share a row")
+        if cu_seqlens is not None:
+            if ids.shape[0] != 1:
+                raise ValueError(
+                    f"ids has batch {ids.shape[0]} with cu_seqlens, expected 1: packed sequences share a row"
+                )
+            check_offsets_shape(cu_seqlens, 1)
         rows = ids.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        if state is not None and any(len(block) for block in state.blocks) and state.rows != rows:
-            raise ValueError(f"state has {state.rows} rows, expected {rows}, one for every sequence of ids")
+        if state is not None:
+            self._check_state(state, rows)
         if last_only and cu_seqlens is None and ids.shape[1] == 0:
             raise ValueError("ids has time 0, expected at least one token where last_only asks for logits")
         if mask is not None:
@@ -169,7 +171,23 @@ class LanguageModel(nn.Module):
         if ids.device.type == "cpu" and not torch.compiler.is_compiling():
             self._check_values(ids, cu_seqlens, last_only, mask)
 
+    def _check_state(self, state: ModelState, rows: int) -> None:
+        if len(state.blocks) != len(self.blocks):
+            raise ValueError(
+                f"state is of a model with {len(state.blocks)} blocks, expected one of this model with "
+                f"{len(self.blocks)}; model.init_state({rows}) makes one"
+            )
+        for index, (block, kind) in enumerate(zip(state.blocks, self._state_kinds, strict=True)):
+            if type(block) is not kind:
+                raise ValueError(
+                    f"state is of a model with a {type(block).__name__} for block {index}, expected one of this model "
+                    f"with a {kind.__name__}; model.init_state({rows}) makes one"
+                )
+        if any(len(block) for block in state.blocks) and state.rows != rows:
+            raise ValueError(f"state has {state.rows} rows, expected {rows}, one for every sequence of ids")
+
     def _check_values(self, ids: Tensor, cu_seqlens: Tensor | None, last_only: bool, mask: Tensor | None) -> None:
+        read_offsets(cu_seqlens, ids.shape[1])
         seen = ids if mask is None else ids[mask]
         if seen.numel() and (seen.min() < 0 or seen.max() >= self.config.vocab_size):
             wrong = seen[(seen < 0) | (seen >= self.config.vocab_size)][0].item()

@@ -6,7 +6,6 @@ axis is the row.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +67,9 @@ class ModelState:
         """Some of the rows, in that order, copied."""
         if isinstance(rows, slice):
             return self._map(lambda tensor: tensor[rows].clone())
-        return self._map(lambda tensor: tensor[torch.as_tensor(rows, device=tensor.device)])
+        index = torch.as_tensor(rows)
+        index = index if len(index) else index.long()  # [] would make a tensor of floats
+        return self._map(lambda tensor: tensor[index.to(tensor.device)])
 
     def split(self) -> list[ModelState]:
         """Every row by itself."""
@@ -102,7 +103,7 @@ class ModelState:
             for name, tensor in zip(block._fields, block, strict=True)
             if tensor is not None
         }
-        kinds = json.dumps([type(block).__name__ for block in self.blocks])
+        kinds = ",".join(type(block).__name__ for block in self.blocks)
         write_whole(Path(path), serialise(tensors, metadata={"statedual_state": kinds}))
 
     @staticmethod
@@ -112,11 +113,11 @@ class ModelState:
             raise FileNotFoundError(f"{path} is not a file, expected a state that ModelState.save wrote")
         try:
             with safe_open(path, framework="pt", device=str(device)) as file:
-                kinds = json.loads((file.metadata() or {}).get("statedual_state", "null"))
+                kinds = (file.metadata() or {}).get("statedual_state", "").split(",")
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         except SafetensorError as error:
             raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
-        if not isinstance(kinds, list) or not set(kinds) <= set(STATES):
+        if not set(kinds) <= set(STATES):
             raise ValueError(f"{path} holds no state of a model, expected a file that ModelState.save wrote")
         blocks = []
         for index, kind in enumerate(kinds):

@@ -1,5 +1,6 @@
 """One token of ``diagonal_ssm``, without its time axis, for generation."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -34,6 +35,8 @@ def diagonal_ssm_step(
     with without_autocast(state.device):
         x_wide, b_wide, c_wide = (spread(t.to(state.dtype), heads) for t in (x, b, c))
         keep, change = split_decay(log_a.to(state.dtype)[:, :, None])
+        # Only a gradient of log_a needs what h was.
+        old = state.clone() if torch.is_grad_enabled() and log_a.requires_grad else state
         # keep h + change h, as in the scan: equal decays would drift as one number.
-        state.copy_(state * keep + state * change + x_wide.unsqueeze(-1) * b_wide.unsqueeze(2))
+        state.copy_(old * keep + old * change + x_wide.unsqueeze(-1) * b_wide.unsqueeze(2))
         return (state * c_wide.unsqueeze(2)).sum(-1).to(x.dtype), state

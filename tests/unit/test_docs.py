@@ -4,33 +4,50 @@ import contextlib
 import io
 import linecache
 import re
+import shlex
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from statedual.cli import main
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(page.relative_to(ROOT).as_posix() for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
+# Of the commands in console blocks, these are run; the others install, measure for minutes, or are for people.
+RUN = re.compile(r"\$ statedual (?:info|convert|generate)\b")
+
+
 class Example(NamedTuple):
-    """A Python block of a page, and the text block that follows it, if one does."""
+    """A block of a page that is run: Python, and the text block that follows it, or a command, and what follows it."""
 
     line: int
     code: str
     output: str | None
+    command: bool = False
 
 
 def read_examples(page: str) -> list[Example]:
-    """Every block fenced as python, in order; a text block belongs to it when no other block stands between."""
+    """Every block fenced as python, in order; a text block belongs to it when no other block stands between.
+
+    And every command of ``RUN`` in a block fenced as console, with the lines behind it.
+    """
     examples: list[Example] = []
     previous = ""
     for block in re.finditer(r"^```(\w*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
         language, body = block.groups()
+        line = page.count("\n", 0, block.start(2))
         if language == "python":
-            examples.append(Example(page.count("\n", 0, block.start(2)), body, None))
+            examples.append(Example(line, body, None))
         elif language == "text" and previous == "python":
             examples[-1] = examples[-1]._replace(output=body)
+        elif language == "console":
+            for command in re.finditer(r"^\$ .*\n((?:(?!\$ ).*\n)*)", body, re.MULTILINE):
+                if RUN.match(command[0]):
+                    code = command[0].splitlines()[0].removeprefix("$ ")
+                    examples.append(Example(line, code, command[1] or None, command=True))
         previous = language
     return examples
 
@@ -40,19 +57,31 @@ def run(page: str, name: str = "page") -> list[tuple[str, str | None]]:
     namespace: dict[str, object] = {"__name__": name}
     results = []
     for example in read_examples(page):
-        source = "\n" * example.line + example.code  # so that a traceback names the line of the page
-        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)  # compilers read it there
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            exec(compile(source, name, "exec"), namespace)
+            if example.command:
+                assert main(shlex.split(example.code)[1:]) == 0, example.code
+            else:
+                source = "\n" * example.line + example.code  # so that a traceback names the line of the page
+                lines = source.splitlines(keepends=True)
+                linecache.cache[name] = (len(source), None, lines, name)  # compilers read it there
+                exec(compile(source, name, "exec"), namespace)
         results.append((printed.getvalue(), example.output))
     return results
 
 
+def as_said(printed: str, said: str) -> bool:
+    """``said`` is what was printed; a line ``...`` stands for any number of lines."""
+    parts = re.split(r"^\.\.\.\n", said, flags=re.MULTILINE)
+    return bool(re.fullmatch("(?:.*\n)*".join(re.escape(part) for part in parts), printed))
+
+
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize("page", PAGES)
-def test_examples_print_what_the_page_says(page: str) -> None:
+def test_examples_print_what_the_page_says(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
     for printed, said in run((ROOT / page).read_text(), page):
-        if said is not None:
+        if said is not None and not as_said(printed, said):
             assert printed == said
 
 
@@ -66,6 +95,9 @@ def test_pages_are_found_and_have_examples() -> None:
     assert {
         "README.md",
         "docs/masked_attention.md",
+        "docs/checkpoints.md",
+        "docs/generation.md",
+        "docs/models.md",
         "docs/selective_scan.md",
         "docs/semiseparable.md",
         "docs/ssd.md",
@@ -120,3 +152,27 @@ def test_an_error_names_the_line_of_the_page() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         run("Text.\n\n```python\nx = 0\n1 / x\n```\n", "broken.md")
     assert caught.traceback[-1].lineno + 1 == 5
+
+
+def test_commands_are_run_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = "```console\n$ pip install x\n$ statedual info mamba2-130m\n...\n$ make test\nno\n```\n"
+    ((printed, said),) = run(page)
+    assert "128,989,632" in printed
+    assert said == "...\n"
+
+
+@pytest.mark.parametrize(
+    ("printed", "said", "same"),
+    [
+        ("a\n", "a\n", True),
+        ("a\n", "b\n", False),
+        ("a\nb\nc\n", "a\n...\nc\n", True),
+        ("a\nb\nd\n", "a\n...\nc\n", False),
+        ("a\n", "a\n...\n", True),
+        ("a.\n", "a.\n", True),
+        ("ab\n", "a.\n", False),
+    ],
+)
+def test_dots_stand_for_lines(printed: str, said: str, same: bool) -> None:
+    assert as_said(printed, said) == same

@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "paper_map.md"
 
-# The labels of definitions, lemmas, propositions, theorems, corollaries, remarks, equations and listings:
-# sections 2, 3, 4, 5 and 6, appendices B and C.
+# The labels of definitions, lemmas, propositions, theorems, corollaries, remarks, equations and listings: sections 2 to
+# 7, appendices B and C. The labels of tables of models: sections 9.2 and 9.4, appendix D.
 LABELS = """
     eq:ssm eq:ssm:1 eq:ssm:2 eq:s6 eq:s6:1 eq:s6:2
     def:sequence-transformation def:ssm def:matrix-transformation
@@ -27,6 +27,11 @@ LABELS = """
     eq:ssm-quad cor:1ss-sma thm:ss-sma
 
     thm:algorithm listing
+
+    fig:architecture def:head-pattern eq:multihead eq:multiquery eq:multikey eq:multivalue prop:mamba-multihead
+
+    table:downstream_zeroshot tab:ssd_attn table:hybrid_eval
+    tab:ablations-architecture tab:ablations-heads tab:ablations-kernel tab:ablations-kernel-based tab:gpt3
 
     eq:ssm-scan eq:scan:associative-operator
 

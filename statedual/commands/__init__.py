@@ -1,0 +1,1 @@
+"""The subcommands of ``statedual`` that work with checkpoints. Only these may import rich and tyro."""
