@@ -145,12 +145,6 @@ class Attention(nn.Module):
         self.conv1d = CausalConv1d(channels, config.conv_width, config.conv_bias)
         self.out_proj = nn.Linear(self.heads * self.head_dim, d_model, bias=config.out_bias)
 
-    def reset_parameters(self) -> None:
-        """PyTorch's own for linear layers and a depthwise convolution."""
-        self.in_proj.reset_parameters()
-        self.conv1d.reset_parameters()
-        self.out_proj.reset_parameters()
-
     def init_state(self, rows: int) -> AttentionState | WindowState:
         """Before the first token: no slots, or a window of free ones."""
         like = self.in_proj.weight

@@ -143,12 +143,6 @@ class LinearAttention(nn.Module):
         self.norm = RMSNorm(self.head_dim) if config.norm == "rms" else None
         self.out_proj = nn.Linear(inner, d_model, bias=False)
 
-    def reset_parameters(self) -> None:
-        """PyTorch's own for linear layers; norms are ones, random features are drawn again."""
-        for module in (self.in_proj, self.decay_proj, self.feature_map, self.norm, self.out_proj):
-            if module is not None:
-                module.reset_parameters()
-
     def init_state(self, rows: int) -> LinearAttentionState:
         """Zeros: before the first token."""
         like, size = self.in_proj.weight, self.head_dim + self.config.normaliser

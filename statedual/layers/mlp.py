@@ -46,11 +46,6 @@ class GatedMLP(nn.Module):
         self.fc1 = nn.Linear(d_model, 2 * self.hidden, bias=config.bias)
         self.fc2 = nn.Linear(self.hidden, d_model, bias=config.bias)
 
-    def reset_parameters(self) -> None:
-        """PyTorch's own for linear layers."""
-        self.fc1.reset_parameters()
-        self.fc2.reset_parameters()
-
     def init_state(self, rows: int) -> Stateless:  # noqa: ARG002 - the same for all blocks
         """Nothing."""
         return Stateless()

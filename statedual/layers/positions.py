@@ -5,10 +5,13 @@ from jaxtyping import Int
 from torch import Tensor
 
 from statedual.shapes import Offsets
+from statedual.ssd.inputs import read_offsets
 
 
 def sequence_of(time: int, cu_seqlens: Offsets) -> Int[Tensor, " time"]:
     """The packed sequence to which each position belongs; empty sequences own none."""
+    if cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
+        read_offsets(cu_seqlens, time)  # elsewhere their values would have to be waited for
     here = torch.arange(time, device=cu_seqlens.device)
     return torch.bucketize(here, cu_seqlens[1:].long(), right=True)
 

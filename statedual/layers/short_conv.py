@@ -45,11 +45,6 @@ class ShortConv(nn.Module):
         self.in_proj = nn.Linear(d_model, d_model)
         self.conv1d = CausalConv1d(d_model, config.width)
 
-    def reset_parameters(self) -> None:
-        """PyTorch's own for a linear layer and a depthwise convolution."""
-        self.in_proj.reset_parameters()
-        self.conv1d.reset_parameters()
-
     def init_state(self, rows: int) -> ShortConvState:
         """Zeros: before the first token."""
         return ShortConvState(self.conv1d.init_state(rows, self.in_proj.weight))

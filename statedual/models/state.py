@@ -159,3 +159,5 @@ def _cat(tensors: Sequence[Tensor]) -> Tensor:
 for _state in STATES.values():
     _register_namedtuple(_state, serialized_type_name=f"statedual.{_state.__name__}")
 torch.export.register_dataclass(ModelState, serialized_type_name="statedual.ModelState")
+# And load it: the example inputs of a program that takes one are stored with it.
+torch.serialization.add_safe_globals([ModelState, *STATES.values()])

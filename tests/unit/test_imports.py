@@ -84,7 +84,8 @@ def imported(tree: ast.AST) -> set[str]:
 
 
 def test_every_import_is_a_dependency_and_matplotlib_stands_inside_functions() -> None:
-    needed = {Requirement(text).name.replace("-", "_") for text in requires("statedual") or [] if "extra ==" not in text}
+    requirements = [Requirement(text) for text in requires("statedual") or [] if "extra ==" not in text]
+    needed = {requirement.name.replace("-", "_") for requirement in requirements}
     assert {"torch", "numpy", "einops", "jaxtyping"} <= needed
     for file in FILES:
         tree = ast.parse(file.read_text())

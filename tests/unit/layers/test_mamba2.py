@@ -56,7 +56,7 @@ def silu(x: Tensor) -> Tensor:
 
 def map_of(module: Mamba2, which: str, values: Tensor, t: int) -> Tensor:
     """The feature map on one vector at position t, by the functions of sec. 4.1.3."""
-    maps = module.get_submodule(f"map_{which}")
+    maps = module.map_x if which == "x" else module.map_bc
     for index, name in enumerate(maps.names):
         if name == "cosformer":
             angle = math.pi * t / (2 * module.config.cosformer_length)
@@ -90,7 +90,7 @@ def plain(module: Mamba2, u: Tensor) -> tuple[Tensor, Tensor]:
                     taps = taps + module.conv1d.weight[:, 0, j] * rest[source, :channels]
             convolved[t] = taps + (module.conv1d.bias if config.conv_bias else 0)
     state = [
-        torch.zeros(p + config.normaliser, module.map_b.features, dtype=u.dtype)
+        torch.zeros(p + config.normaliser, module.map_bc.features, dtype=u.dtype)
         if module.init_states is None
         else module.init_states[h].clone()
         for h in range(heads)
@@ -204,6 +204,14 @@ def test_a_head_pattern_is_a_grouped_one_with_its_copies_spelled_out() -> None:
             full.get_parameter(name).copy_(shared.get_parameter(name))
         u = torch.randn(2, 9, D_MODEL, dtype=torch.float64)
         assert difference(shared(u)[0], full(u)[0]) < 1e-13
+
+
+def test_random_features_of_b_and_c_estimate_the_kernel() -> None:
+    """phi(c) . phi(b) is near exp(-|b - c|^2 / 2): one projection for both (two would give about 0)."""
+    module = Mamba2(D_MODEL, Mamba2Config(head_dim=16, d_state=512, feature_map=("random_features",)))
+    b, c = 0.02 * torch.randn(2, 1, 50, 1, 512)
+    got = (module.map_bc(b) * module.map_bc(c)).sum(-1)
+    assert (got - torch.exp(-(b - c).square().sum(-1) / 2)).abs().max() < 0.15
 
 
 def test_the_denominator_is_a_column_of_ones() -> None:

@@ -127,6 +127,37 @@ def test_the_cosformer_product_depends_on_the_distance() -> None:
             torch.testing.assert_close(result[t, s], truth)
 
 
+def test_cosformer_takes_positions_of_its_own() -> None:
+    """By default 0, 1, 2, ...; given, they may be anything, one row for all of x or rows of its shape."""
+    x = double(2, 3, 4, 5).requires_grad_()
+    where = torch.tensor([[[0, 3, 3, 9]], [[7, 0, 1, 2]]])
+    result = maps.cosformer(x, length=10, positions=where)
+    for row in range(2):
+        for head in range(3):
+            for i, t in enumerate(where[row, 0].tolist()):
+                alone = maps.cosformer(x[row, head, i].expand(t + 1, -1), length=10)[t]
+                torch.testing.assert_close(result[row, head, i], alone)
+    assert torch.autograd.gradcheck(lambda x: maps.cosformer(x, length=10, positions=where), (x,))
+    counted = torch.arange(4)
+    for rows in (counted, counted[None, None], counted.expand(2, 3, -1)):
+        assert torch.equal(maps.cosformer(x, positions=rows), maps.cosformer(x))
+    half = x.bfloat16()
+    assert torch.equal(maps.cosformer(half, positions=where), maps.cosformer(half.float(), positions=where).bfloat16())
+
+
+def test_cosformer_positions_may_go_beyond_the_length() -> None:
+    """What is asked for is that no two are farther apart: a window of a longer sequence, or a single token of it."""
+    q, k = double(1, 3), double(1, 3)
+    for t, s in ((100, 100), (103, 94), (2, 9)):
+        q_features, k_features = (
+            maps.cosformer(x, length=10, positions=torch.tensor([where])) for x, where in ((q, t), (k, s))
+        )
+        truth = q[0].relu() @ k[0].relu() * math.cos(math.pi * (t - s) / 20)
+        torch.testing.assert_close(q_features[0] @ k_features[0], truth)
+    many = maps.cosformer(double(15, 3), length=4, positions=torch.arange(15))
+    assert many.shape == (15, 6)
+
+
 @settings(deadline=None, max_examples=20)
 @given(state=st.integers(0, 6), seed=st.integers(0, 99))
 def test_the_taylor_product_is_the_quadratic_polynomial_of_exp(state: int, seed: int) -> None:
