@@ -84,11 +84,8 @@ def draw(weights: Float[Tensor, "*rows vocab"], uniform: Float[Tensor, "*rows"])
     The weights need not sum to 1. A token of weight 0 is never drawn.
     """
     mass = weights.cumsum(-1)
-    total = mass[..., -1:].contiguous()
-    chosen = torch.searchsorted(mass, uniform[..., None] * total, right=True)
-    # uniform * total can round up to total: then it is the last token that has any weight.
-    last = torch.searchsorted(mass, total, right=False)
-    return torch.minimum(chosen, last)[..., 0]
+    passed = uniform[..., None] * mass[..., -1:]  # below all of it, in float64 too
+    return torch.searchsorted(mass, passed, right=True)[..., 0]
 
 
 def _require(name: str, value: float, wanted: str, holds: Callable[[float], bool]) -> None:

@@ -284,6 +284,12 @@ def _by_blocks(
         seen = _visible(here[:, first:last], there[:, reached], window)
         return _softmax_attention(q[:, first:last], keys[:, reached], values[:, reached], scale, seen)
 
+    if torch.compiler.is_compiling():
+        # Here, for the import takes a quarter of a second.
+        from torch.fx.experimental.symbolic_shapes import has_static_value
+
+        if not has_static_value(time):  # a compiler cannot walk blocks that it cannot count
+            return block(0, time)
     # For the gradient PyTorch keeps every mask, in all (time, slots) where no window bounds them. Making a block once
     # more is cheaper to hold.
     again = window is None and torch.is_grad_enabled()

@@ -73,7 +73,7 @@ def cosformer(
     time = x.shape[-2]
     length = max(time, 1) if length is None else length
     require_positive("length", length)
-    if time > length and positions is None:
+    if positions is None and time > length:
         raise ValueError(f"length is {length}, expected at least {time}, the time of x; cosines would turn negative")
     wide = widen(x).relu()
     steps = torch.arange(time, device=x.device) if positions is None else positions
