@@ -1,5 +1,11 @@
 """statedual: state space duality for PyTorch. Every construct of "Transformers are SSMs" as a small exact function."""
 
+from statedual.generation import generate as generate
+from statedual.generation import stream as stream
+from statedual.layers import Mamba1 as Mamba1
+from statedual.layers import Mamba1Config as Mamba1Config
+from statedual.layers import Mamba2 as Mamba2
+from statedual.layers import Mamba2Config as Mamba2Config
 from statedual.masked_attention import Causal as Causal
 from statedual.masked_attention import Decay as Decay
 from statedual.masked_attention import Dense as Dense
@@ -10,6 +16,12 @@ from statedual.masked_attention import Toeplitz as Toeplitz
 from statedual.masked_attention import feature_maps as feature_maps
 from statedual.masked_attention import normalised_attention as normalised_attention
 from statedual.masked_attention import structured_attention as structured_attention
+from statedual.models import LanguageModel as LanguageModel
+from statedual.models import ModelConfig as ModelConfig
+from statedual.models import ModelState as ModelState
+from statedual.models import load as load
+from statedual.models import named as named
+from statedual.models import save as save
 from statedual.selective_scan import diagonal_ssm as diagonal_ssm
 from statedual.selective_scan import diagonal_ssm_step as diagonal_ssm_step
 from statedual.semiseparable import SemiseparableMatrix as SemiseparableMatrix
@@ -29,6 +41,13 @@ __all__ = [
     "Decay",
     "Dense",
     "Fourier",
+    "LanguageModel",
+    "Mamba1",
+    "Mamba1Config",
+    "Mamba2",
+    "Mamba2Config",
+    "ModelConfig",
+    "ModelState",
     "OneSemiseparable",
     "SSDOutput",
     "Semiseparable",
@@ -39,13 +58,18 @@ __all__ = [
     "diagonal_ssm_step",
     "feature_maps",
     "gateloop",
+    "generate",
     "linear_attention",
+    "load",
+    "named",
     "normalised_attention",
     "retention",
+    "save",
     "scan",
     "scan_factors",
     "semiseparable_rank",
     "ssd",
     "ssd_step",
+    "stream",
     "structured_attention",
 ]
