@@ -1,5 +1,6 @@
 """Fixtures for every test: fixed seeds, a way to see what a user sees when a shape is wrong, and poisoned memory."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -19,6 +20,9 @@ def unchecked_shapes() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+    # Under pytest all checked functions share one wrapper, whose recompilations dynamo counts and limits.
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
 
 
 @contextmanager

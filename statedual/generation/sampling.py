@@ -10,9 +10,11 @@ from numbers import Real
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn import functional
 
 from statedual.checks import require_positive
+
+SORTED_FIRST = 256
+"""Tokens among which a nucleus is looked for before more are sorted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,18 +95,29 @@ def _require(name: str, value: float, wanted: str, holds: Callable[[float], bool
         raise ValueError(f"{name} is {value!r}, expected {wanted}")
 
 
-def _likeliest(logits: Tensor, k: int) -> Tensor:
+def _likeliest(values: Tensor, k: int) -> Tensor:
     """True at the k largest, of equals at the lowest indices."""
-    least = logits.topk(k, dim=-1).values[..., -1:]
-    above, equal = logits > least, logits == least
-    return above | (equal & (equal.cumsum(-1) <= k - above.sum(-1, keepdim=True)))
+    return _down_to(values, values.topk(k, dim=-1).values[..., -1:], k)
 
 
 def _nucleus(probabilities: Tensor, mass: float) -> Tensor:
     """True at the smallest set of largest ones that sums to ``mass`` or more."""
-    ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
-    before = functional.pad(ordered.cumsum(-1)[..., :-1], (1, 0))
-    return torch.zeros_like(order, dtype=torch.bool).scatter_(-1, order, before < mass)
+    vocab = probabilities.shape[-1]
+    size = min(SORTED_FIRST, vocab)
+    while True:
+        ordered = probabilities.topk(size, dim=-1).values
+        sums = ordered.cumsum(-1)
+        if size == vocab or bool((sums[..., -1] >= mass).all()):
+            break
+        size = min(16 * size, vocab)
+    count = 1 + (sums[..., :-1] < mass).sum(-1, keepdim=True)
+    return _down_to(probabilities, ordered.gather(-1, count - 1), count)
+
+
+def _down_to(values: Tensor, least: Tensor, count: Tensor | int) -> Tensor:
+    """True at the ``count`` largest, of which the smallest is ``least``; of equals at the lowest indices."""
+    above, equal = values > least, values == least
+    return above | (equal & (equal.cumsum(-1) <= count - above.sum(-1, keepdim=True)))
 
 
 def _normalised(weights: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from statedual.checks import require_positive
 from statedual.layers.conv import CausalConv1d
-from statedual.layers.precision import Float32Parameters
-from statedual.layers.step_size import draw_dt_bias, require_range
+from statedual.layers.precision import Float32Parameters, float32_parameter
+from statedual.layers.step_size import draw_dt_bias, require_draw, require_floor
 from statedual.selective_scan.op import diagonal_ssm
 from statedual.selective_scan.step import diagonal_ssm_step
 from statedual.shapes import Offsets
@@ -43,7 +43,8 @@ class Mamba1Config:
             require_positive("dt_rank", self.dt_rank)
         if self.conv_width != 0:
             require_positive("conv_width", self.conv_width)
-        require_range("dt_init", self.dt_init, 0.0)
+        require_draw("dt_init", self.dt_init)
+        require_floor(self.dt_floor)
 
     def build(self, d_model: int) -> Mamba1:
         """The block for a residual stream of ``d_model``."""
@@ -78,8 +79,8 @@ class Mamba1(Float32Parameters):
         self.conv1d = CausalConv1d(self.channels, config.conv_width, config.conv_bias)
         self.x_proj = nn.Linear(self.channels, self.dt_rank + 2 * config.d_state, bias=False)
         self.dt_proj = DtProjection(self.dt_rank, self.channels)
-        self.A_log = nn.Parameter(torch.empty(self.channels, config.d_state))
-        self.D = nn.Parameter(torch.empty(self.channels))
+        self.A_log = float32_parameter(self.channels, config.d_state)
+        self.D = float32_parameter(self.channels)
         self.out_proj = nn.Linear(self.channels, d_model, bias=config.bias)
         self.reset_parameters()
 
@@ -110,7 +111,8 @@ class Mamba1(Float32Parameters):
         dt_x, log_a, b, c = self._ssm_inputs(x)
         before = None if state is None else state.ssm.unsqueeze(2)
         y, ssm = diagonal_ssm(dt_x, log_a, b, c, initial_state=before, cu_seqlens=cu_seqlens)
-        return self._output(y, x, z), Mamba1State(conv, ssm.squeeze(2))
+        # A copy: PyTorch lets no step write into a view that was made without gradients and is used with them.
+        return self._output(y, x, z), Mamba1State(conv, ssm.squeeze(2).clone())
 
     def step(self, u: Float[Tensor, "batch model"], state: Mamba1State) -> Float[Tensor, "batch model"]:
         """One token; ``state`` is updated in place."""
@@ -126,7 +128,7 @@ class Mamba1(Float32Parameters):
         low_rank, b, c = self.x_proj(x).split([self.dt_rank, n, n], dim=-1)
         dtype = compute_dtype(self.A_log, x)
         # The bias is added in float32: a step size near 0.001 has no digits to lose.
-        raw_dt = functional.linear(low_rank, self.dt_proj.weight)
+        raw_dt: Tensor = self.dt_proj(low_rank)
         with without_autocast(x.device):
             dt = functional.softplus(raw_dt.to(dtype) + self.dt_proj.bias.to(dtype)).unsqueeze(-1)
             log_a = dt * -self.A_log.to(dtype).exp()
@@ -148,6 +150,14 @@ class Mamba1(Float32Parameters):
 
 
 class DtProjection(nn.Linear, Float32Parameters):
-    """dt_proj: from the bottleneck to one step size a channel. Its bias stays float32."""
+    """dt_proj: from the bottleneck to one step size a channel, without its bias, which is float32 and added as such."""
 
     float32_parameters: ClassVar[tuple[str, ...]] = ("bias",)
+
+    def __init__(self, dt_rank: int, channels: int) -> None:
+        super().__init__(dt_rank, channels)
+        self.bias = float32_parameter(channels)
+
+    def forward(self, x: Float[Tensor, "*batch rank"]) -> Float[Tensor, "*batch channels"]:
+        """The product alone."""
+        return functional.linear(x, self.weight)

@@ -16,8 +16,8 @@ from statedual.layers.conv import CausalConv1d
 from statedual.layers.feature_map import ELEMENTWISE, FeatureMap, check_names
 from statedual.layers.norm import GatedRMSNorm
 from statedual.layers.positions import lengths, positions
-from statedual.layers.precision import Float32Parameters
-from statedual.layers.step_size import draw_dt_bias, require_range
+from statedual.layers.precision import Float32Parameters, float32_parameter
+from statedual.layers.step_size import draw_dt_bias, require_draw, require_floor, require_range
 from statedual.shapes import Offsets
 from statedual.ssd.inputs import compute_dtype, without_autocast
 from statedual.ssd.op import ssd
@@ -105,9 +105,10 @@ class Mamba2Config:
         require_choice("skip", self.skip, ("head", "channel"))
         check_names("feature_map", self.feature_map)
         check_names("feature_map_x", self.feature_map_x, tuple(ELEMENTWISE))
-        require_range("dt_limit", self.dt_limit, 0.0)
-        require_range("dt_init", self.dt_init, 0.0)
-        require_range("A_init", self.A_init, 0.0)
+        require_range("dt_limit", self.dt_limit)
+        require_draw("dt_init", self.dt_init)
+        require_draw("A_init", self.A_init)
+        require_floor(self.dt_floor)
 
     def build(self, d_model: int) -> Mamba2:
         """The block for a residual stream of ``d_model``."""
@@ -176,10 +177,10 @@ class Mamba2(Float32Parameters):
         self.map_bc = FeatureMap(config.feature_map, config.d_state, config.cosformer_length)
         self.map_x = FeatureMap(config.feature_map_x, config.head_dim)
         self.state_shape = (self.heads, config.head_dim + config.normaliser, self.map_bc.features)
-        self.A_log = nn.Parameter(torch.empty(self.heads))
-        self.dt_bias = nn.Parameter(torch.empty(self.heads))
-        self.D = nn.Parameter(torch.empty(self.heads if config.skip == "head" else self.d_ssm))
-        self.init_states = nn.Parameter(torch.empty(self.state_shape)) if config.learnable_init_states else None
+        self.A_log = float32_parameter(self.heads)
+        self.dt_bias = float32_parameter(self.heads)
+        self.D = float32_parameter(self.heads if config.skip == "head" else self.d_ssm)
+        self.init_states = float32_parameter(*self.state_shape) if config.learnable_init_states else None
         self.norm = None
         if config.norm == "rms":
             groups = config.norm_groups or self.heads_b

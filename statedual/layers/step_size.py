@@ -7,10 +7,23 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-def require_range(name: str, value: tuple[float, float], least: float) -> None:
-    """``value`` is (low, high) with least <= low <= high."""
-    if not isinstance(value, tuple) or len(value) != 2 or not least <= value[0] <= value[1]:
-        raise ValueError(f"{name} is {value!r}, expected (low, high) with {least:g} <= low <= high")
+def require_range(name: str, value: tuple[float, float]) -> None:
+    """``value`` is (low, high) with 0 <= low <= high."""
+    if not isinstance(value, tuple) or len(value) != 2 or not 0 <= value[0] <= value[1]:
+        raise ValueError(f"{name} is {value!r}, expected (low, high) with 0 <= low <= high")
+
+
+def require_draw(name: str, value: tuple[float, float]) -> None:
+    """``value`` is (low, high) with 0 < low <= high < infinity, whose logarithms numbers are drawn between."""
+    require_range(name, value)
+    if value[0] == 0 or math.isinf(value[1]):
+        raise ValueError(f"{name} is {value!r}, expected (low, high) with 0 < low <= high < infinity")
+
+
+def require_floor(dt_floor: float) -> None:
+    """The least step size that is drawn."""
+    if not 0 <= dt_floor < math.inf:
+        raise ValueError(f"dt_floor is {dt_floor!r}, expected a number of at least 0")
 
 
 def draw_dt_bias(

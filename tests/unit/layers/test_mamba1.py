@@ -137,6 +137,16 @@ def test_a_step_writes_into_the_state_it_was_given() -> None:
         assert not tensor[0::2].any()
 
 
+def test_prefill_without_gradients_and_steps_with_them() -> None:
+    module = block("released")
+    u = torch.randn(1, 7, D_MODEL, dtype=torch.float64)
+    with torch.no_grad():
+        _, state = module(u[:, :5])
+    walked = torch.stack([module.step(u[:, t], state) for t in (5, 6)], 1)
+    assert walked.requires_grad
+    assert difference(walked[0], plain(module, u[0])[0][5:]) < 1e-12
+
+
 @pytest.mark.parametrize("case", ["released", "bias", "no_conv"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_stays_close_and_its_states_are_float32(case: str, dtype: torch.dtype) -> None:
@@ -195,16 +205,17 @@ def test_autocast_reaches_the_projections_and_not_the_recurrence() -> None:
 
 
 def test_small_steps_keep_their_digits_in_half_precision() -> None:
-    """dt near 0.001 is softplus(-6.9): in bfloat16 its bias would be off by 0.4%, one float32 number is not."""
+    """dt near 0.001 is softplus(-6.9): its bias would be off by 1% in bfloat16, and A_log = 2.003 would be 2."""
     module = Mamba1(32)
     with torch.no_grad():
         module.dt_proj.weight.zero_()
         module.dt_proj.bias.fill_(math.log(math.expm1(1.003e-3)))
-        module.A_log.fill_(0.0)
+        module.A_log.fill_(2.003)
         module.x_proj.weight.zero_()
         state = Mamba1State(torch.zeros(1, 3, 64), torch.ones(1, 64, 16))
         _, after = module.bfloat16()(torch.randn(1, 100, 32).bfloat16(), state)
-    torch.testing.assert_close(after.ssm, torch.full((1, 64, 16), math.exp(-0.1003)), rtol=1e-5, atol=0)
+    truth = math.exp(-100 * 1.003e-3 * math.exp(2.003))
+    torch.testing.assert_close(after.ssm, torch.full((1, 64, 16), truth), rtol=1e-5, atol=0)
 
 
 def test_lengths_zero_and_shorter_than_the_convolution() -> None:

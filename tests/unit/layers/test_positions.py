@@ -61,3 +61,20 @@ def test_no_value_of_a_tensor_is_needed() -> None:
     assert sequence_of(9, offsets).shape == (9,)
     assert positions(9, length, offsets).shape == (1, 9)
     assert lengths(9, length, offsets).shape == (3,)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "message"),
+    [
+        ([1, 5], "cu_seqlens starts at 1, expected 0"),
+        ([0, 4, 3, 5], "cu_seqlens decreases from 4 to 3 at index 2"),
+        ([0, 3], "cu_seqlens ends at 3, expected 5, the time of x"),
+        ([0, 9], "cu_seqlens ends at 9, expected 5, the time of x"),
+        ([0], "cu_seqlens ends at 0, expected 5, the time of x"),
+    ],
+)
+def test_offsets_on_a_cpu_are_checked_before_they_index(offsets: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sequence_of(5, torch.tensor(offsets))
+    with pytest.raises(ValueError, match=message):
+        positions(5, torch.zeros(len(offsets) - 1, dtype=torch.int64), torch.tensor(offsets))

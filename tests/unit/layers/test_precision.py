@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from statedual.layers import Mamba1, Mamba2, Mamba2Config
 from statedual.layers.precision import Float32Parameters
 
 VALUES = 1 + torch.arange(1, 5) * 2.0**-23  # each bit of float32 is needed
@@ -155,3 +156,21 @@ def test_a_parametrised_parameter_is_another_module_s() -> None:
     assert torch.equal(block.bfloat16().kept, VALUES)
     nn.utils.parametrize.register_parametrization(block, "kept", Doubled())
     assert block.half().kept.dtype == torch.float16
+
+
+def test_pending_gradients_keep_their_digits() -> None:
+    block = Mamba2(32, Mamba2Config(head_dim=16))
+    block.A_log.grad = torch.full_like(block.A_log, 1 + 2.0**-12)
+    block.bfloat16()
+    assert block.A_log.grad.tolist() == [1 + 2.0**-12] * 4
+
+
+def test_decays_are_float32_under_a_narrow_default() -> None:
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        blocks = Mamba2(32, Mamba2Config(head_dim=16, learnable_init_states=True)), Mamba1(32)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert blocks[0].in_proj.weight.dtype == torch.bfloat16
+    wide = [*(getattr(blocks[0], name) for name in blocks[0].float32_parameters), blocks[1].A_log, blocks[1].D]
+    assert {parameter.dtype for parameter in [*wide, blocks[1].dt_proj.bias]} == {torch.float32}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from statedual.layers.step_size import draw_dt_bias, require_range
+from statedual.layers.step_size import draw_dt_bias, require_draw, require_floor, require_range
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -50,7 +50,7 @@ def test_every_channel_draws_its_own() -> None:
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize("value", [(0.0, math.inf), (0.0, 0.0), (1, 2), (0.5, 0.5)])
 def test_ranges_that_may_be(value: tuple[float, float]) -> None:
-    require_range("dt_limit", value, 0.0)
+    require_range("dt_limit", value)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,19 @@ def test_ranges_that_may_be(value: tuple[float, float]) -> None:
 def test_ranges_that_may_not(value: object) -> None:
     message = f"dt_limit is {value!r}, expected (low, high) with 0 <= low <= high"
     with pytest.raises(ValueError, match=re.escape(message)):
-        require_range("dt_limit", value, 0.0)
-    with pytest.raises(ValueError, match=re.escape("A_init is (1.0, 2.0), expected (low, high) with 1.5 <= low")):
-        require_range("A_init", (1.0, 2.0), 1.5)
+        require_range("dt_limit", value)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize("value", [(0.0, 1.0), (1.0, math.inf), (2.0, 1.0), (0.0, 0.0)])
+def test_what_is_drawn_has_a_logarithm(value: tuple[float, float]) -> None:
+    require_draw("A_init", (1e-9, 1e9))
+    with pytest.raises(ValueError, match=re.escape(f"A_init is {value!r}, expected (low, high) with 0 <")):
+        require_draw("A_init", value)
+
+
+@pytest.mark.parametrize("value", [-1e-4, math.inf, math.nan])
+def test_floors_that_may_not(value: float) -> None:
+    require_floor(0.0)
+    with pytest.raises(ValueError, match="dt_floor is"):
+        require_floor(value)
