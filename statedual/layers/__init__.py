@@ -7,10 +7,6 @@ from statedual.layers.attention import WindowState as WindowState
 from statedual.layers.linear_attention import LinearAttention as LinearAttention
 from statedual.layers.linear_attention import LinearAttentionConfig as LinearAttentionConfig
 from statedual.layers.linear_attention import LinearAttentionState as LinearAttentionState
-from statedual.layers.linear_attention import gateloop as gateloop
-from statedual.layers.linear_attention import linear_attention as linear_attention
-from statedual.layers.linear_attention import retention as retention
-from statedual.layers.linear_attention import taylor_attention as taylor_attention
 from statedual.layers.mamba1 import Mamba1 as Mamba1
 from statedual.layers.mamba1 import Mamba1Config as Mamba1Config
 from statedual.layers.mamba1 import Mamba1State as Mamba1State
@@ -46,8 +42,4 @@ __all__ = [
     "ShortConvState",
     "Stateless",
     "WindowState",
-    "gateloop",
-    "linear_attention",
-    "retention",
-    "taylor_attention",
 ]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from statedual.checks import require_positive
+from statedual.checks import require_positive, require_sizes
 from statedual.layers.conv import CausalConv1d
 from statedual.layers.positions import lengths, positions
 from statedual.layers.rotary import rotate
@@ -92,16 +92,25 @@ class AttentionState(NamedTuple):
     length: Int[Tensor, " rows"]
     conv: Float[Tensor, "rows history channels"]
 
-    def with_room(self, tokens: int) -> AttentionState:
+    @property
+    def longest(self) -> int:
+        """Length of the longest row. (On an accelerator it has to be waited for.)"""
+        return int(self.length.max()) if len(self.length) else 0
+
+    def with_room(self, tokens: int, longest: int | None = None) -> AttentionState:
         """A state that ``step`` can take ``tokens`` times: this one if it has the slots, or one half as large again.
 
-        Either takes the place of this one, with which it shares memory.
+        Either takes the place of this one, with which it shares memory. ``longest`` is that of the state, if known.
         """
-        capacity = self.keys.shape[1]
-        needed = tokens + (int(self.length.max()) if len(self.length) else 0)
-        if needed <= capacity:
+        capacity, longest = self.keys.shape[1], self.longest if longest is None else longest
+        if longest > capacity:
+            raise ValueError(
+                f"state has length {longest} and {capacity} slots: a step has put its last keys into a larger copy, "
+                "which it returned; go on with the state that step returns"
+            )
+        if longest + tokens <= capacity:
             return self
-        more = max(needed - capacity, (capacity + 1) // 2)
+        more = max(longest + tokens - capacity, (capacity + 1) // 2)
         return self._replace(keys=_grown(self.keys, more), values=_grown(self.values, more))
 
 
@@ -116,7 +125,7 @@ class WindowState(NamedTuple):
     length: Int[Tensor, " rows"]
     conv: Float[Tensor, "rows history channels"]
 
-    def with_room(self, tokens: int) -> WindowState:  # noqa: ARG002 - the same for both states
+    def with_room(self, tokens: int, longest: int | None = None) -> WindowState:  # noqa: ARG002 - the same for both
         """This one: a window never grows."""
         return self
 
@@ -166,6 +175,8 @@ class Attention(nn.Module):
         rows = batch if offsets is None else len(offsets) - 1
         nothing = torch.zeros(rows, dtype=torch.int64, device=u.device)
         conv, length = (None, nothing) if state is None else (state.conv, state.length)
+        if state is not None:
+            self._check_state(state, rows)
         qkv, conv = self.conv1d(self.in_proj(u), conv, cu_seqlens)
         # Without a state all rows of a batch have the same angles.
         own = length[:1] if state is None and offsets is None else length
@@ -181,7 +192,9 @@ class Attention(nn.Module):
         self, u: Float[Tensor, "batch model"], state: AttentionState | WindowState
     ) -> Float[Tensor, "batch model"]:
         """One token; ``state``, which has a free slot for it, is updated in place."""
-        keys, values, length, conv = state
+        self._check_state(state, u.shape[0])
+        keys, values, after, conv = state
+        length = after.clone()  # what indexes must not change under autograd
         rows, slots = keys.shape[:2]
         q, k, v = self._heads(self.conv1d.step(self.in_proj(u), conv)[:, None], length[:, None])
         slot = torch.arange(slots, device=u.device)
@@ -193,13 +206,23 @@ class Attention(nn.Module):
             keys.copy_(torch.cat([keys[:, 1:], k.to(keys.dtype)], dim=1))
             values.copy_(torch.cat([values[:, 1:], v.to(values.dtype)], dim=1))
             seen = slot >= slots - 1 - length[:, None]
-        length.add_(1)
+        after.add_(1)
         # The heads that share keys as so many queries of one head, so that each key is read once: a bfloat16 token over
         # 4096 keys took 4.5 ms on one CPU core, and 43 ms head by head (32 heads on 8, of width 128).
         together = q[:, 0].unflatten(1, (self.kv_heads, -1)).transpose(1, 2).to(keys.dtype)
         y = _softmax_attention(together, keys, values, self.scale, seen[:, None]).transpose(1, 2)
         projected: Tensor = self.out_proj(y.to(q.dtype).flatten(1))
         return projected
+
+    def _check_state(self, state: AttentionState | WindowState, rows: int) -> None:
+        for name in ("keys", "values"):
+            wanted = {
+                "rows": rows,
+                "slots": self.config.window,
+                "kv_heads": self.kv_heads,
+                "head_dim": self.head_dim,
+            }
+            require_sizes(f"{name} of state", getattr(state, name), wanted, "this block")
 
     def _state(self, keys: Tensor, values: Tensor, length: Tensor, conv: Tensor) -> AttentionState | WindowState:
         kind = AttentionState if self.config.window is None else WindowState

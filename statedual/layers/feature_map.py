@@ -24,6 +24,19 @@ NAMES = (
 )
 
 
+# phi(q) . phi(k) is never negative where one of these comes last, so that sums of weights can be divided by.
+NONNEGATIVE = ("exp", "relu", "elu", "cosformer", "positive_random_features", "taylor", "squared_layer_norm")
+
+
+def check_normaliser(feature_map: tuple[str, ...]) -> None:
+    """The maps whose products a layer divides by the sum of."""
+    if feature_map[-1:] not in [(name,) for name in NONNEGATIVE]:
+        raise ValueError(
+            f"feature_map is {feature_map!r}, expected one that ends with {', '.join(NONNEGATIVE)}, whose "
+            "products are nonnegative, so that their sum can be divided by; or use normaliser=False"
+        )
+
+
 def check_names(argument: str, names: tuple[str, ...], choices: tuple[str, ...] = NAMES) -> None:
     """``names`` is a tuple of known maps."""
     if not isinstance(names, tuple):
@@ -83,6 +96,7 @@ class FeatureMap(nn.Module):
         for index, name in enumerate(self.names):
             if name == "cosformer":
                 assert positions is not None
+                self._check_positions(positions)
                 by_head = feature_maps.cosformer(x.transpose(1, 2), length=self.length, positions=positions[:, None])
                 x = by_head.transpose(1, 2)
             elif name in ELEMENTWISE:
@@ -97,3 +111,13 @@ class FeatureMap(nn.Module):
                 norm = feature_maps.layer_norm if name == "layer_norm" else feature_maps.squared_layer_norm
                 x = norm(x, getattr(self, f"weight{index}"), getattr(self, f"bias{index}"))
         return x
+
+    def _check_positions(self, positions: Int[Tensor, "#batch time"]) -> None:
+        # The values would have to be fetched from an accelerator, and cannot be known by a compiler.
+        if positions.device.type == "cpu" and not torch.compiler.is_compiling() and positions.numel():
+            last = int(positions.max())
+            if last >= self.length:
+                raise ValueError(
+                    f"position is {last}, expected below cosformer_length = {self.length}, beyond which cosines turn "
+                    "negative; build the model with a larger one"
+                )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from statedual.checks import require_choice, require_positive, require_sizes
-from statedual.layers.feature_map import FeatureMap, check_names
+from statedual.layers.feature_map import FeatureMap, check_names, check_normaliser
 from statedual.layers.norm import RMSNorm
 from statedual.layers.positions import lengths, positions
 from statedual.layers.rotary import rotate
@@ -24,12 +24,11 @@ from statedual.ssd.inputs import check_offsets_shape, compute_dtype, without_aut
 
 # phi(q) . phi(k) approximates a function of q . k with a temperature, softmax attention's 1 / sqrt(d_state).
 _APPROXIMATE_EXP = ("taylor", "random_features", "positive_random_features")
-_NONNEGATIVE = ("exp", "relu", "elu", "cosformer", "positive_random_features", "taylor", "squared_layer_norm")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearAttentionConfig:
-    """What a block of linear attention is made of; ``linear_attention``, ``retention``, ... below are known choices.
+    """What a block of linear attention is made of; ``linear``, ``retention``, ``gateloop``, ``taylor`` are known ones.
 
     d_state: width of q and k in a head before the map (None: d_model / heads).    head_dim: that of v (likewise).
     feature_map: maps on q and k, composed from left to right; () is the identity.
@@ -63,11 +62,28 @@ class LinearAttentionConfig:
         require_choice("norm", self.norm, ("none", "rms"))
         if self.rotary and self.d_state is not None:
             _require_pairs(self.d_state)
-        if self.normaliser and self.feature_map[-1:] not in [(name,) for name in _NONNEGATIVE]:
-            raise ValueError(
-                f"feature_map is {self.feature_map!r}, expected one that ends with {', '.join(_NONNEGATIVE)}, whose "
-                "products are nonnegative, so that their sum can be divided by; or use normaliser=False"
-            )
+        if self.normaliser:
+            check_normaliser(self.feature_map)
+
+    @classmethod
+    def linear(cls, heads: int) -> LinearAttentionConfig:
+        """Linear Attention (Katharopoulos et al. 2020): phi = 1 + elu, rows that sum to one, no decay."""
+        return cls(heads=heads)
+
+    @classmethod
+    def retention(cls, heads: int) -> LinearAttentionConfig:
+        """Retention (RetNet, Sun et al. 2023): constant decays, rotated q and k, a norm in place of the denominator."""
+        return cls(heads=heads, feature_map=(), normaliser=False, decay="constant", rotary=True, norm="rms", gate=True)
+
+    @classmethod
+    def gateloop(cls, heads: int) -> LinearAttentionConfig:
+        """GateLoop (Katsch 2023) with one real decay a head, sigmoid of the input."""
+        return cls(heads=heads, feature_map=(), normaliser=False, decay="input", norm="rms", gate=True)
+
+    @classmethod
+    def taylor(cls, heads: int, d_state: int = 16) -> LinearAttentionConfig:
+        """Based (Arora et al. 2024): exp(q . k) by its Taylor polynomial of few channels, rows sum to one."""
+        return cls(heads=heads, d_state=d_state, feature_map=("taylor",))
 
     def build(self, d_model: int) -> LinearAttention:
         """The block for a residual stream of ``d_model``."""
@@ -78,28 +94,6 @@ def _require_pairs(d_state: int) -> None:
     """q and k can be turned in pairs."""
     if d_state % 2:
         raise ValueError(f"d_state is {d_state}, expected an even number, for rotary turns pairs; or use rotary=False")
-
-
-def linear_attention(heads: int) -> LinearAttentionConfig:
-    """Linear Attention (Katharopoulos et al. 2020): phi = 1 + elu, rows that sum to one, no decay."""
-    return LinearAttentionConfig(heads=heads)
-
-
-def retention(heads: int) -> LinearAttentionConfig:
-    """Retention (RetNet, Sun et al. 2023): constant decays, rotated q and k, a norm in place of the denominator."""
-    return LinearAttentionConfig(
-        heads=heads, feature_map=(), normaliser=False, decay="constant", rotary=True, norm="rms", gate=True
-    )
-
-
-def gateloop(heads: int) -> LinearAttentionConfig:
-    """GateLoop (Katsch 2023) with one real decay a head, sigmoid of the input."""
-    return LinearAttentionConfig(heads=heads, feature_map=(), normaliser=False, decay="input", norm="rms", gate=True)
-
-
-def taylor_attention(heads: int, d_state: int = 16) -> LinearAttentionConfig:
-    """Based (Arora et al. 2024): exp(q . k) by its second-order Taylor polynomial, of few channels, rows sum to one."""
-    return LinearAttentionConfig(heads=heads, d_state=d_state, feature_map=("taylor",))
 
 
 class LinearAttentionState(NamedTuple):

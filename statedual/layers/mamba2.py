@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from statedual.checks import require_choice, require_divides, require_positive
 from statedual.layers.conv import CausalConv1d
-from statedual.layers.feature_map import ELEMENTWISE, FeatureMap, check_names
-from statedual.layers.norm import GatedRMSNorm
+from statedual.layers.feature_map import ELEMENTWISE, FeatureMap, check_names, check_normaliser
+from statedual.layers.norm import GatedRMSNorm, require_eps
 from statedual.layers.positions import lengths, positions
 from statedual.layers.precision import Float32Parameters, float32_parameter
 from statedual.layers.step_size import draw_dt_bias, require_draw, require_floor, require_range
@@ -102,9 +102,12 @@ class Mamba2Config:
             require_positive("conv_width", self.conv_width)
         require_choice("projections", self.projections, ("parallel", "sequential"))
         require_choice("norm", self.norm, ("rms", "none"))
+        require_eps("norm_eps", self.norm_eps)
         require_choice("skip", self.skip, ("head", "channel"))
         check_names("feature_map", self.feature_map)
         check_names("feature_map_x", self.feature_map_x, tuple(ELEMENTWISE))
+        if self.normaliser:
+            check_normaliser(self.feature_map)
         require_range("dt_limit", self.dt_limit)
         require_draw("dt_init", self.dt_init)
         require_draw("A_init", self.A_init)
@@ -263,9 +266,9 @@ class Mamba2(Float32Parameters):
         else:
             x = self.map_x(convolved.unflatten(-1, (self.heads_x, head_dim)))
             b, c, raw_dt = self.x_proj(x.flatten(-2)).split([*self.widths[1:], self.heads], dim=-1)
-        b = self.map_bc(b.unflatten(-1, (self.heads_b, -1)), where)
-        c = self.map_bc(c.unflatten(-1, (self.heads_c, -1)), where)
         with without_autocast(x.device):
+            b = self.map_bc(b.unflatten(-1, (self.heads_b, -1)), where)
+            c = self.map_bc(c.unflatten(-1, (self.heads_c, -1)), where)
             dtype = compute_dtype(self.A_log, x)
             dt = functional.softplus(raw_dt.to(dtype) + self.dt_bias.to(dtype)).clamp(*self.config.dt_limit)
             log_a = dt * -self.A_log.to(dtype).exp()

@@ -1,11 +1,19 @@
 """RMS norms: the plain one before every block, and Mamba-2's extra one beside the gate (sec. 7.1)."""
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
 from statedual.ssd.inputs import compute_dtype
+
+
+def require_eps(name: str, eps: float) -> None:
+    """What keeps the norm of zeros finite."""
+    if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 < eps < math.inf:
+        raise ValueError(f"{name} is {eps!r}, expected a small positive number such as 1e-5")
 
 
 class RMSNorm(nn.Module):

@@ -17,6 +17,7 @@ from statedual.layers import (
     MLPConfig,
     ShortConvConfig,
 )
+from statedual.layers.norm import require_eps
 
 BlockConfig: TypeAlias = (
     Mamba2Config | Mamba1Config | AttentionConfig | MLPConfig | LinearAttentionConfig | ShortConvConfig
@@ -49,6 +50,10 @@ class ModelConfig:
             require_positive(name, getattr(self, name))
         if not isinstance(self.norm_eps, (int, float)) or not self.norm_eps > 0:
             raise ValueError(f"norm_eps is {self.norm_eps!r}, expected a positive number")
+        for name in ("tie_embeddings", "residual_in_fp32"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} is {getattr(self, name)!r}, expected True or False")
+        require_eps("norm_eps", self.norm_eps)
         if not isinstance(self.blocks, tuple) or not self.blocks:
             raise ValueError(f"blocks is {self.blocks!r}, expected a tuple such as (Mamba2Config(),) * 24")
         for index, block in enumerate(self.blocks):
@@ -101,9 +106,20 @@ def _make(cls: type[Any], given: dict[str, Any], where: str) -> Any:
             near = difflib.get_close_matches(name, names, n=1)
             meant = f"did you mean {near[0]}?" if near else f"known are {', '.join(names)}"
             raise ValueError(f"{where} has an unknown key {name!r}; {meant}")
+    for field in dataclasses.fields(cls):
+        _require_type(f"{field.name} of {where}", field.default, given.get(field.name, field.default))
     if missing := sorted(required - set(given)):
         raise ValueError(f"{where} lacks {', '.join(missing)}")
     return cls(**{name: _rich(value) for name, value in given.items()})
+
+
+def _require_type(name: str, default: Any, value: Any) -> None:
+    """Where the default is a truth value or a number, so is ``value``: "false" would be true."""
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} is {value!r}, expected true or false")
+    elif isinstance(default, float) and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise ValueError(f"{name} is {value!r}, expected a number")
 
 
 def _plain(value: Any) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import _register_namedtuple
 
-from statedual.checks import require_ndim, require_sizes
+from statedual.checks import require_ndim, require_sizes, require_tensors
 from statedual.layers.norm import RMSNorm
 from statedual.models.config import BlockConfig, ModelConfig
 from statedual.models.initialise import initialise
@@ -147,6 +147,7 @@ class LanguageModel(nn.Module):
         last_only: bool,
         mask: Tensor | None,
     ) -> None:
+        require_tensors(ids=ids, cu_seqlens=cu_seqlens, mask=mask)
         if ids.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"ids has dtype {ids.dtype}, expected int32 or int64 token ids")
         require_ndim("ids", ids, "batch time")
@@ -172,6 +173,10 @@ class LanguageModel(nn.Module):
             self._check_values(ids, cu_seqlens, last_only, mask)
 
     def _check_state(self, state: ModelState, rows: int) -> None:
+        if not isinstance(state, ModelState):
+            raise ValueError(
+                f"state is a {type(state).__name__}, expected a ModelState, as init_state and forward give"
+            )
         if len(state.blocks) != len(self.blocks):
             raise ValueError(
                 f"state is of a model with {len(state.blocks)} blocks, expected one of this model with "

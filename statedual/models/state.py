@@ -67,9 +67,10 @@ class ModelState:
         """Some of the rows, in that order, copied."""
         if isinstance(rows, slice):
             return self._map(lambda tensor: tensor[rows].clone())
-        index = torch.as_tensor(rows)
+        device = next((tensor.device for block in self.blocks for tensor in _tensors(block)), None)
+        index = torch.as_tensor(rows, device=device)
         index = index if len(index) else index.long()  # [] would make a tensor of floats
-        return self._map(lambda tensor: tensor[index.to(tensor.device)])
+        return self._map(lambda tensor: tensor[index])
 
     def split(self) -> list[ModelState]:
         """Every row by itself."""
@@ -84,15 +85,15 @@ class ModelState:
             kinds = [[type(block) for block in given.blocks] for given in (states[0], state)]
             if kinds[0] != kinds[1]:
                 raise ValueError("states are of different models, expected the same blocks in all of them")
-        joined = []
-        for blocks in zip(*(state.blocks for state in states), strict=True):
-            fields = [None if tensors[0] is None else _cat(tensors) for tensors in zip(*blocks, strict=True)]
-            joined.append(type(blocks[0])(*fields))
-        return ModelState(tuple(joined))
+        return ModelState(tuple(_cat(blocks) for blocks in zip(*(state.blocks for state in states), strict=True)))
 
     def with_room(self, tokens: int) -> ModelState:
         """A state whose key and value caches take ``tokens`` more; itself if they do, or if there are none."""
-        blocks = tuple(block.with_room(tokens) if isinstance(block, AttentionState) else block for block in self.blocks)
+        # One look at the lengths, for it may have to wait for an accelerator: they are the same in all blocks.
+        longest = next((block.longest for block in self.blocks if isinstance(block, AttentionState)), 0)
+        blocks = tuple(
+            block.with_room(tokens, longest) if isinstance(block, AttentionState) else block for block in self.blocks
+        )
         return self if all(new is old for new, old in zip(blocks, self.blocks, strict=True)) else ModelState(blocks)
 
     def save(self, path: str | Path) -> None:
@@ -146,13 +147,25 @@ def _tensors(block: Any) -> list[Tensor]:
     return [tensor for tensor in block if tensor is not None]
 
 
-def _cat(tensors: Sequence[Tensor]) -> Tensor:
-    """Along the rows; axis 1 is the capacity where it differs, and is filled up behind."""
-    if len({tensor.shape[1:] for tensor in tensors}) > 1:
-        capacity = max(tensor.shape[1] for tensor in tensors)
-        behind = [0, 0] * (tensors[0].ndim - 2)
-        tensors = [functional.pad(tensor, [*behind, 0, capacity - tensor.shape[1]]) for tensor in tensors]
-    return torch.cat(list(tensors))
+def _cat(blocks: Sequence[Any]) -> Any:
+    """The states of one block, along the rows."""
+    kind = type(blocks[0])
+    fields: list[Tensor | None] = []
+    for name in kind._fields:
+        tensors = [getattr(block, name) for block in blocks]
+        if tensors[0] is None:
+            fields.append(None)
+            continue
+        if kind is AttentionState and name in ("keys", "values"):
+            capacity = max(tensor.shape[1] for tensor in tensors)
+            tensors = [functional.pad(tensor, (0, 0, 0, 0, 0, capacity - tensor.shape[1])) for tensor in tensors]
+        if len({(tensor.shape[1:], tensor.dtype, tensor.device) for tensor in tensors}) > 1:
+            told = " and ".join(
+                sorted({f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device}" for tensor in tensors})
+            )
+            raise ValueError(f"{name} of {kind.__name__} is {told}, expected states of one model")
+        fields.append(torch.cat(tensors))
+    return kind(*fields)
 
 
 # So that torch.export can store a program that takes or returns one.

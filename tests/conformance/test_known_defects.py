@@ -6,11 +6,13 @@ CUDA packages, and tensor parallelism, which there is not yet.
 
 import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
+from statedual import ssd
 from statedual.generation import generate
 from statedual.generation.sampling import Sampling
 from statedual.layers import AttentionConfig, Mamba1Config, Mamba2, Mamba2Config, MLPConfig
@@ -64,14 +66,13 @@ def test_2_the_convolution_of_attention_continues_from_what_went_into_it(ids: Te
     assert same(continued(made, ids, 9), made(ids).logits)
 
 
-def test_3_the_norm_has_a_group_for_every_group_of_b(ids: Tensor) -> None:
+def test_3_the_norm_has_a_group_for_every_group_of_b() -> None:
     """(There it depended on the number of ranks.) Scaling one group of channels leaves the others as they are."""
     block = Mamba2(32, mamba2(heads_b=2, heads_c=2))
     assert block.norm is not None
     y, z = torch.randn(1, 3, 64), torch.randn(1, 3, 64)
     scaled = torch.cat([100 * y[..., :32], y[..., 32:]], -1)
     assert torch.equal(block.norm(scaled, z)[..., 32:], block.norm(y, z)[..., 32:])
-    assert ids.shape == (2, 23)
 
 
 @pytest.mark.parametrize(
@@ -121,17 +122,17 @@ def test_11_the_first_example_people_try_says_what_is_wrong() -> None:
     assert Mamba2(16, Mamba2Config(head_dim=8))(torch.randn(1, 5, 16))[0].shape == (1, 5, 16)
 
 
-def test_12_gradients_of_decays_do_not_drown(ids: Tensor) -> None:
-    """A strong decay behind a long weak one: the difference of two large sums would lose its gradient."""
+def test_12_gradients_of_decays_do_not_drown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strong decays beside weak ones: the difference of two large sums would lose their gradients."""
     block = Mamba2(32, mamba2())
     with torch.no_grad():
         block.A_log.copy_(torch.tensor([-12.0, -6.0, 0.0, 4.0]))
     u = torch.randn(1, 300, 32)
     (got,) = torch.autograd.grad(block(u)[0].square().sum(), block.A_log)
     block.double()
+    monkeypatch.setattr("statedual.layers.mamba2.ssd", partial(ssd, form="recurrent"))
     (truth,) = torch.autograd.grad(block(u.double())[0].square().sum(), block.A_log)
-    assert ((got - truth).abs() <= 1e-4 * truth.abs()).all()  # each head by itself: the small ones too
-    assert ids.shape == (2, 23)
+    assert ((got - truth).abs() <= 1e-5 * truth.abs()).all()  # each head by itself: the small ones too
 
 
 def test_13_a_folder_without_configuration_says_so(tmp_path: object) -> None:

@@ -21,20 +21,18 @@ class Conflicts:
     ) -> tuple[int, int]:
         """Groups and state, of which the tensors tell only the ``product``.
 
-        If the keys have another one, a key that is there counts more than a default, and groups more than the state.
+        If the keys have another one, a key that is there counts more than a default, else groups more than the state.
         """
         groups, state = (
             config.integer(key, default, 1) for key, default in zip((groups_key, state_key), defaults, strict=True)
         )
-        if groups * state == product:
-            return groups, state
-        known = (groups, state) if config.has(groups_key) or not config.has(state_key) else (state, groups)
-        fixed = next((size for size in known if product % size == 0), None)
-        if fixed is None:
-            raise config.wrong(groups_key, f"a divisor of {product}, which the tensors have for groups times state")
-        if fixed == groups:
-            return groups, self.settle(config.spelled(state_key), state, product // groups)
-        return self.settle(config.spelled(groups_key), groups, product // state), state
+        state_first = config.has(state_key) and not config.has(groups_key)
+        for by_state in (state_first, not state_first):
+            if by_state and product % state == 0:
+                return self.settle(config.spelled(groups_key), groups, product // state), state
+            if not by_state and product % groups == 0:
+                return groups, self.settle(config.spelled(state_key), state, product // groups)
+        raise config.wrong(groups_key, f"a divisor of {product}, which the tensors have for groups times state")
 
     def remarks(self) -> tuple[str, ...]:
         """One for all that was settled, if anything was."""

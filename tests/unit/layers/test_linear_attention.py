@@ -12,15 +12,14 @@ from torch import Tensor, nn
 import statedual
 from statedual import Causal, Decay, OneSemiseparable, feature_maps
 from statedual.layers import LinearAttention, LinearAttentionConfig
-from statedual.layers.linear_attention import gateloop, linear_attention, retention, taylor_attention
 
 D_MODEL, TIME = 16, 37
 
 CASES: dict[str, LinearAttentionConfig] = {
-    "linear_attention": linear_attention(4),
-    "retention": retention(4),
-    "gateloop": gateloop(4),
-    "taylor_attention": taylor_attention(4, d_state=3),
+    "linear_attention": LinearAttentionConfig.linear(4),
+    "retention": LinearAttentionConfig.retention(4),
+    "gateloop": LinearAttentionConfig.gateloop(4),
+    "taylor_attention": LinearAttentionConfig.taylor(4, d_state=3),
     "relu_constant": LinearAttentionConfig(heads=2, d_state=6, head_dim=5, feature_map=("relu",), decay="constant"),
     "exp_input": LinearAttentionConfig(heads=2, d_state=6, feature_map=("exp",), decay="input", gate=True),
     "cosformer": LinearAttentionConfig(heads=4, feature_map=("cosformer",), cosformer_length=60, norm="rms"),
@@ -187,7 +186,7 @@ def test_retention_is_the_paper_s() -> None:
 
 def test_taylor_attention_is_near_softmax_attention() -> None:
     """1 + x + x^2 / 2 for exp(x), x = q . k / sqrt(d_state): small scores are softmax's up to their third power."""
-    module, u = taylor_attention(4, d_state=4).build(D_MODEL).double(), 0.1 * tokens(1)
+    module, u = LinearAttentionConfig.taylor(4, d_state=4).build(D_MODEL).double(), 0.1 * tokens(1)
     q, k, v = (t.unflatten(-1, (4, -1)).transpose(1, 2) for t in module.in_proj(u).chunk(3, -1))
     attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     wanted = module.out_proj(attended.transpose(1, 2).flatten(2))
@@ -197,7 +196,7 @@ def test_taylor_attention_is_near_softmax_attention() -> None:
 
 def test_slow_decays_keep_their_digits() -> None:
     """1 - 2^(-5-h) of the 20th head on is 1 in float32; its logarithm is not 0."""
-    module = retention(24).build(48)
+    module = LinearAttentionConfig.retention(24).build(48)
     log_a = module._log_decays(torch.zeros(1, 1, 24, 2), None)[0, 0]
     wanted = torch.log1p(-(2.0 ** (-5 - torch.arange(24).double())))
     assert log_a.dtype == torch.float32
@@ -324,11 +323,19 @@ def test_parameters() -> None:
     def shapes(config: LinearAttentionConfig) -> dict[str, tuple[int, ...]]:
         return {name: tuple(p.shape) for name, p in config.build(D_MODEL).named_parameters()}
 
-    assert shapes(linear_attention(4)) == {"in_proj.weight": (48, 16), "out_proj.weight": (16, 16)}
-    assert shapes(retention(4)) == {"in_proj.weight": (64, 16), "norm.weight": (4,), "out_proj.weight": (16, 16)}
-    assert shapes(gateloop(4)) == {**shapes(retention(4)), "decay_proj.weight": (4, 16), "decay_proj.bias": (4,)}
-    assert shapes(taylor_attention(4)) == {"in_proj.weight": (144, 16), "out_proj.weight": (16, 16)}
-    assert taylor_attention(4).build(D_MODEL).init_state(2).ssm.shape == (2, 4, 5, 1 + 16 + 256)
+    assert shapes(LinearAttentionConfig.linear(4)) == {"in_proj.weight": (48, 16), "out_proj.weight": (16, 16)}
+    assert shapes(LinearAttentionConfig.retention(4)) == {
+        "in_proj.weight": (64, 16),
+        "norm.weight": (4,),
+        "out_proj.weight": (16, 16),
+    }
+    assert shapes(LinearAttentionConfig.gateloop(4)) == {
+        **shapes(LinearAttentionConfig.retention(4)),
+        "decay_proj.weight": (4, 16),
+        "decay_proj.bias": (4,),
+    }
+    assert shapes(LinearAttentionConfig.taylor(4)) == {"in_proj.weight": (144, 16), "out_proj.weight": (16, 16)}
+    assert LinearAttentionConfig.taylor(4).build(D_MODEL).init_state(2).ssm.shape == (2, 4, 5, 1 + 16 + 256)
     torch.manual_seed(1)
     module = CASES["rebased"].build(D_MODEL)
     assert torch.equal(module.feature_map.weight0, torch.ones(3))
@@ -360,11 +367,11 @@ def test_bad_configurations(name: str) -> None:
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_bad_uses() -> None:
     with pytest.raises(ValueError, match="d_model is 18, expected a multiple of the 4 heads; or give d_state"):
-        linear_attention(4).build(18)
+        LinearAttentionConfig.linear(4).build(18)
     with pytest.raises(ValueError, match="d_model is 18, expected a multiple of the 4 heads; or give head_dim"):
-        taylor_attention(4).build(18)
+        LinearAttentionConfig.taylor(4).build(18)
     with pytest.raises(ValueError, match="d_state is 3, expected an even number"):
-        retention(4).build(12)
+        LinearAttentionConfig.retention(4).build(12)
     module, u = block("retention", torch.float32), tokens(2, 5, torch.float32)
     with pytest.raises(ValueError, match="expected batch 1"):
         module(u, None, torch.tensor([0, 5]))

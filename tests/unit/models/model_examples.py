@@ -17,10 +17,6 @@ from statedual.layers import (
     MLPConfig,
     ShortConvConfig,
     WindowState,
-    gateloop,
-    linear_attention,
-    retention,
-    taylor_attention,
 )
 from statedual.models import LanguageModel, ModelConfig, ModelState
 
@@ -78,10 +74,10 @@ OTHERS = {
     "mlp": MLP,
     "mlp, biased": MLPConfig(hidden=24, bias=True),
     "short convolution": ShortConvConfig(width=3),
-    "linear attention": linear_attention(4),
-    "retention": retention(2),
-    "gateloop": gateloop(2),
-    "taylor": taylor_attention(2, d_state=4),
+    "linear attention": LinearAttentionConfig.linear(4),
+    "retention": LinearAttentionConfig.retention(2),
+    "gateloop": LinearAttentionConfig.gateloop(2),
+    "taylor": LinearAttentionConfig.taylor(2, d_state=4),
     "cosformer attention": LinearAttentionConfig(heads=2, feature_map=("cosformer",), cosformer_length=64),
     "performer attention": LinearAttentionConfig(
         heads=2, feature_map=("positive_random_features",), decay="input", norm="rms", head_dim=4
@@ -91,13 +87,13 @@ HYBRIDS = {
     "hybrid, mamba2 + attention": (mamba2(), attention(kv_heads=2), mamba2()),
     "hybrid, mamba2 + mlp + attention": (mamba2(dt_limit=LIMITS, bias=True), MLP, attention(conv_width=4), MLP),
     "hybrid, mamba1 + attention": (Mamba1Config(d_state=4, dt_init=STEPS), attention(rotary_dim=2)),
-    "hybrid, Based": (ShortConvConfig(), attention(window=4), taylor_attention(2, d_state=4)),
+    "hybrid, Based": (ShortConvConfig(), attention(window=4), LinearAttentionConfig.taylor(2, d_state=4)),
     "hybrid, everything": (
         ShortConvConfig(),
         Mamba1Config(d_state=4, dt_init=STEPS),
         MLP,
         attention(window=3),
-        retention(2),
+        LinearAttentionConfig.retention(2),
         mamba2(feature_map=("cosformer",), cosformer_length=64, dt_limit=LIMITS),
         attention(kv_heads=2, conv_width=3),
     ),
