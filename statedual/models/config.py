@@ -48,8 +48,6 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in ("d_model", "vocab_size", "pad_vocab_size_multiple"):
             require_positive(name, getattr(self, name))
-        if not isinstance(self.norm_eps, (int, float)) or not self.norm_eps > 0:
-            raise ValueError(f"norm_eps is {self.norm_eps!r}, expected a positive number")
         for name in ("tie_embeddings", "residual_in_fp32"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected True or False")

@@ -448,3 +448,40 @@ def test_bad_uses() -> None:
         module(u[:1], None, torch.tensor([0, 4]))
     with pytest.raises(ValueError, match="state has rows 3"):
         module(u, module.init_state(3))
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_a_state_whose_last_keys_are_elsewhere_is_told() -> None:
+    """Who goes on with a state that step has replaced by a larger one lacks its newest key."""
+    module = AttentionConfig(heads=2).build(16)
+    with torch.no_grad():
+        _, state = module(torch.randn(1, 6, 16))
+        module.step(torch.randn(1, 16), state.with_room(1))
+        with pytest.raises(ValueError, match="state has length 7 and 6 slots"):
+            state.with_room(1)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_the_state_of_another_block_is_told() -> None:
+    module, u = AttentionConfig(heads=2, window=4).build(16), torch.randn(1, 16)
+    others = (
+        AttentionConfig(heads=2, window=8),
+        AttentionConfig(heads=4, window=4),
+        AttentionConfig(heads=2, head_dim=4),
+    )
+    for other in others:
+        state = other.build(16).init_state(1)
+        with pytest.raises(ValueError, match="keys of state has"):
+            module.step(u, state)
+        with pytest.raises(ValueError, match="keys of state has"):
+            module(u[:, None], state)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_step_can_be_differentiated(window: int | None) -> None:
+    module = AttentionConfig(heads=2, window=window).build(16).double()
+    u = torch.randn(1, 6, 16, dtype=torch.float64, requires_grad=True)
+    (whole,) = torch.autograd.grad(module(u)[0][:, -1].square().sum(), u)
+    _, state = module(u[:, :5])
+    (stepped,) = torch.autograd.grad(module.step(u[:, 5], copied(state).with_room(1)).square().sum(), u)
+    assert difference(stepped, whole) < 1e-12

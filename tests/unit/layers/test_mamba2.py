@@ -308,3 +308,33 @@ def test_a_state_of_another_batch_is_an_error() -> None:
     module = block("released")
     with pytest.raises(ValueError, match="state has rows 3"):
         module(torch.zeros(2, 5, D_MODEL, dtype=torch.float64), module.init_state(3))
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize("feature_map", [("swish",), (), ("exp", "layer_norm"), ("random_features",)])
+def test_weights_that_may_be_negative_have_no_denominator(feature_map: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="whose products are nonnegative"):
+        Mamba2Config(feature_map=feature_map, normaliser=True)
+
+
+def test_cosformer_ends_where_its_cosines_turn_negative() -> None:
+    module = block("cosformer").requires_grad_(False)
+    u = torch.randn(1, 51, D_MODEL, dtype=torch.float64)
+    _, state = module(u[:, :50])
+    message = "position is 50, expected below cosformer_length = 50"
+    with pytest.raises(ValueError, match=message):
+        module(u)
+    with pytest.raises(ValueError, match=message):
+        module.step(u[:, 50], state)
+
+
+def test_feature_maps_are_wide_under_autocast() -> None:
+    module = Mamba2(D_MODEL, Mamba2Config(head_dim=16, d_state=64, feature_map=("positive_random_features",)))
+    x = torch.randn(1, 9, module.conv1d.channels).bfloat16()
+    dt = torch.randn(1, 9, module.heads).bfloat16()
+    with torch.no_grad():
+        plain = module._ssm_inputs(x, dt, None)
+        with torch.autocast("cpu", torch.bfloat16):
+            cast = module._ssm_inputs(x, dt, None)
+    assert torch.equal(cast.b, plain.b)
+    assert torch.equal(cast.c, plain.c)

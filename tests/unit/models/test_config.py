@@ -164,3 +164,23 @@ def test_values_of_a_configuration_stay() -> None:
     for config in (configuration("mamba1"), mamba2(), LinearAttentionConfig(heads=2)):
         with pytest.raises(AttributeError):
             config.d_model = 3
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"residual_in_fp32": "false"},
+            "residual_in_fp32 of the model configuration is 'false', expected true or false",
+        ),
+        ({"norm_eps": "x"}, "norm_eps of the model configuration is 'x', expected a number"),
+        ({"norm_eps": -1.0}, "norm_eps is -1.0, expected a small positive number"),
+        ({"blocks": [{"kind": "mamba2", "bias": 1}]}, r"bias of blocks\[0\] is 1, expected true or false"),
+        ({"blocks": [{"kind": "mamba2", "norm_eps": True}]}, r"norm_eps of blocks\[0\] is True, expected a number"),
+    ],
+)
+def test_values_of_another_type_are_not_taken_for_true(change: dict[str, Any], message: str) -> None:
+    given = {"d_model": 64, "vocab_size": 9, "blocks": [{"kind": "mamba2"}], **change}
+    with pytest.raises(ValueError, match=message):
+        ModelConfig.from_dict(given)
