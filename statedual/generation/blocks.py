@@ -87,7 +87,9 @@ def walk(
             state = ModelState.cat([carried, model.init_state(len(pieces) - 1)])
         texts = [sequences[row][start:stop] for row, start, stop, _ in pieces]
         output = read(model, texts, state, last_only=last_only)
-        carried = None if pieces[-1].last else output.state.select([len(pieces) - 1])
+        carried = None
+        if not pieces[-1].last:
+            carried = output.state if len(pieces) == 1 else output.state.select([len(pieces) - 1])
         yield pieces, output
         done += sum(len(text) for text in texts)
         if progress is not None:

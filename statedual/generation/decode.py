@@ -21,7 +21,7 @@ def decode(model: LanguageModel, request: Request) -> Iterator[Token]:
     logits, state = prefill(model, request.prompts, block=request.block, progress=request.progress)
     while True:
         ids = choose(logits[:, : request.vocab_size], rows, seen, request.sampling)
-        logprobs = token_logprobs(logits, ids).tolist()
+        logprobs = token_logprobs(logits[:, : request.vocab_size], ids).tolist()
         tokens = [row.take(*new) for row, *new in zip(rows, ids.tolist(), logprobs, strict=True)]
         yield from tokens
         going = [index for index, token in enumerate(tokens) if token.reason is None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal, TypeAlias
 
 from statedual.generation.text import StoppingText, Tokenizer
@@ -55,17 +56,16 @@ def read_ending(
     max_new_tokens: int, eos: int | Iterable[int] | None, stop: Stop, tokenizer: Tokenizer | None, vocab_size: int
 ) -> Ending:
     """The arguments of ``generate``, checked."""
-    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 0:
+    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, Integral) or max_new_tokens < 0:
         raise ValueError(f"max_new_tokens is {max_new_tokens!r}, expected an integer, at least 0")
     if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
         raise ValueError(f"tokenizer is a {type(tokenizer).__name__}, expected an object with decode(ids) -> str")
-    if eos is not None and not isinstance(eos, int | Iterable):
+    if eos is not None and not isinstance(eos, Integral | Iterable):
         raise ValueError(f"eos is {eos!r}, expected a token id or a collection of them")
     if not isinstance(stop, Iterable):
         raise ValueError(f"stop is {stop!r}, expected strings or lists of token ids")
-    ends = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
-    for token in ends:
-        _require_id("eos", token, vocab_size)
+    ids = () if eos is None else (eos,) if isinstance(eos, Integral) else tuple(eos)
+    ends = [_read_id("eos", token, vocab_size) for token in ids]
     strings, sequences = [], []
     for index, given in enumerate([stop] if isinstance(stop, str) else stop):
         name = f"stop[{index}]"
@@ -76,14 +76,13 @@ def read_ending(
         if isinstance(given, str):
             strings.append(given)
         else:
-            for token in given:
-                _require_id(name, token, vocab_size)
-            sequences.append(tuple(given))
+            sequences.append(tuple(_read_id(name, token, vocab_size) for token in given))
     if strings and tokenizer is None:
         raise ValueError(f"stop has the string {strings[0]!r} without a tokenizer, expected one; tokenizer= takes it")
     return Ending(max_new_tokens, frozenset(ends), tuple(sequences), tuple(strings), tokenizer)
 
 
-def _require_id(name: str, token: int, vocab_size: int) -> None:
-    if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+def _read_id(name: str, token: int, vocab_size: int) -> int:
+    if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= token < vocab_size:
         raise ValueError(f"{name} has {token!r}, expected a token id, 0 <= id < vocab_size = {vocab_size}")
+    return int(token)

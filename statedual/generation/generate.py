@@ -21,7 +21,7 @@ from statedual.models import LanguageModel
 class Generation(NamedTuple):
     """The new tokens of one row.
 
-    logprobs: log softmax of the model's own logits at each token, before penalty, temperature and filters.
+    logprobs: log softmax of the model's own logits over its vocabulary, before penalty, temperature and filters.
     reason: "eos", "stop" or "length".
     """
 
@@ -68,7 +68,7 @@ def generate(
             them; the tokens up to its end are kept. One string alone is fine. (Tokens that a tokenizer leaves out of
             its text, such as <|endoftext|>, are for ``eos``.)
         eos: the token, or several, that end a row; it is kept.
-        seed: row i draws from its own stream, of seed + i or, given a list, of seed[i]. None: a fresh one.
+        seed: row i draws from its own stream, of seed + i or, given a list, of seed[i]. None: seeds that PyTorch draws.
         mask: (batch, time), 1 at tokens and 0 at padding to the left or right, where ``prompts`` is a tensor.
         tokenizer: has ``decode(ids) -> str``.
         draft: a smaller model with the same vocabulary that writes ahead. The distribution of the text is the same, and

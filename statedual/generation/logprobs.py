@@ -12,7 +12,7 @@ ROWS_AT_ONCE = 256
 
 
 def token_logprobs(logits: Float[Tensor, "tokens vocab"], ids: Int[Tensor, " tokens"]) -> Float[Tensor, " tokens"]:
-    """log softmax(logits)[ids] in float32, over all logits that the model gives, a few rows at a time."""
+    """log softmax(logits)[ids] in float32, over all logits given, a few rows at a time."""
     found = []
     for some, chosen in zip(logits.split(ROWS_AT_ONCE), ids.split(ROWS_AT_ONCE), strict=True):
         wide = some if some.dtype == torch.float64 else some.float()

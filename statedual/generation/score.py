@@ -24,7 +24,7 @@ def score(model: LanguageModel, sequences: Prompts, *, block: int = 2048) -> lis
         block: tokens in work at a time.
 
     Returns:
-        A (length - 1,) float32 tensor for every sequence: log softmax over all logits that the model gives.
+        A (length - 1,) float32 tensor for every sequence: log softmax over the vocabulary.
 
     """
     require_positive("block", block)
@@ -40,7 +40,7 @@ def _score(model: LanguageModel, sequences: list[list[int]], block: int) -> list
     # The last token of a sequence predicts nothing that is known.
     for pieces, (logits, _) in walk(model, [sequence[:-1] for sequence in sequences], block, last_only=False):
         targets = [token for row, start, stop, _ in pieces for token in sequences[row][start + 1 : stop + 1]]
-        logprobs = token_logprobs(logits, torch.tensor(targets, device=device))
+        logprobs = token_logprobs(logits[:, : model.config.vocab_size], torch.tensor(targets, device=device))
         for piece, values in zip(pieces, logprobs.split([stop - start for _, start, stop, _ in pieces]), strict=True):
             found[piece.row].append(values)
     return [torch.cat(values) for values in found]

@@ -61,7 +61,9 @@ def speculate(model: LanguageModel, draft: LanguageModel, request: Request) -> I
     first = choose(logits[:, : request.vocab_size], rows, seen, request.sampling)
     written = [
         _Written([token], [logprob], 0, 0, [token])
-        for token, logprob in zip(first.tolist(), token_logprobs(logits, first).tolist(), strict=True)
+        for token, logprob in zip(
+            first.tolist(), token_logprobs(logits[:, : request.vocab_size], first).tolist(), strict=True
+        )
     ]
     while True:
         going = []
@@ -135,7 +137,7 @@ def _verify(
     rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, p[here, accepted])
     final = draw(rest, numbers[:, ahead])
     written = functional.pad(proposal.ids, (0, 1)).scatter(1, accepted[:, None], final[:, None])
-    logprobs = token_logprobs(read, written.flatten()).unflatten(0, written.shape)
+    logprobs = token_logprobs(read[:, : request.vocab_size], written.flatten()).unflatten(0, written.shape)
     return [
         _Written(
             tokens=tokens[: count + 1],

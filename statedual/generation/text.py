@@ -72,7 +72,7 @@ class StoppingText:
         found = [at for stop in self._stops if (at := (text + self._stream.started).find(stop)) >= 0]
         if found:
             self.stopped = True
-            return text[: min(found)]
+            return (text + self._stream.started)[: min(found)]
         shown = len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[shown:]
         return text[:shown]

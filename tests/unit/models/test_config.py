@@ -156,7 +156,7 @@ def test_blocks_that_are_none(given: Any) -> None:
 
 @pytest.mark.parametrize("value", [0.0, -1e-5, "1e-5", None])
 def test_an_epsilon_is_positive(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"norm_eps is .*, expected a positive number"):
+    with pytest.raises(ValueError, match=r"norm_eps is .*, expected a small positive number"):
         ModelConfig(**SMALL, blocks=(MLPConfig(),), norm_eps=value)
 
 
