@@ -149,13 +149,17 @@ class Mamba1(Float32Parameters):
         return projected
 
 
-class DtProjection(nn.Linear, Float32Parameters):
-    """dt_proj: from the bottleneck to one step size a channel, without its bias, which is float32 and added as such."""
+class DtProjection(Float32Parameters):
+    """dt_proj: from the bottleneck to one step size a channel, without its bias, which is float32 and added as such.
+
+    (No ``nn.Linear``: a tool that replaces those would add the bias a second time.)
+    """
 
     float32_parameters: ClassVar[tuple[str, ...]] = ("bias",)
 
     def __init__(self, dt_rank: int, channels: int) -> None:
-        super().__init__(dt_rank, channels)
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels, dt_rank))
         self.bias = float32_parameter(channels)
 
     def forward(self, x: Float[Tensor, "*batch rank"]) -> Float[Tensor, "*batch channels"]:

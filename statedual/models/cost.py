@@ -12,6 +12,7 @@ from torch import nn
 from statedual.layers import Attention, AttentionState, LinearAttention, Mamba1, Mamba2
 from statedual.layers.conv import CausalConv1d
 from statedual.layers.feature_map import FeatureMap
+from statedual.layers.mamba1 import DtProjection
 from statedual.models.config import ModelConfig
 from statedual.models.language_model import LanguageModel
 from statedual.ssd.cost import SSDShape, step_flops
@@ -82,7 +83,7 @@ def _numel(module: nn.Module) -> int:
 
 
 def _matrix_parameters(model: LanguageModel) -> int:
-    linear = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+    linear = [module.weight for module in model.modules() if isinstance(module, nn.Linear | DtProjection)]
     tied_head = [model.embedding.weight] if model.head is None else []
     return sum(weight.numel() for weight in linear + tied_head)
 

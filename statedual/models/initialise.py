@@ -45,7 +45,7 @@ def initialise(model: LanguageModel) -> None:
             nn.init.normal_(module.weight, std=EMBEDDING_STD)
         elif callable(reset := getattr(module, "reset_parameters", None)):
             reset()
-            if type(module) is nn.Linear and module.bias is not None:
+            if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -4,11 +4,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from statedual.checks import require_divides, require_floating, require_one_device, require_sizes
 from statedual.ssd.decays import split_decay
 from statedual.ssd.heads import spread
 from statedual.ssd.inputs import without_autocast
-from statedual.ssd.step import require_state
+from statedual.ssd.step import check_step
 
 
 def diagonal_ssm_step(
@@ -22,16 +21,7 @@ def diagonal_ssm_step(
 
     ``ssd_step`` with a decay for every channel of the state. The state is float32 or float64 and decides the precision.
     """
-    require_floating(x=x, log_a=log_a, b=b, c=c)
-    require_one_device(state=state, x=x, log_a=log_a, b=b, c=c)
-    require_state(state)
-    batch, heads, head_dim, n = state.shape
-    require_sizes("x", x, {"batch": batch, "heads_x": None, "head_dim": head_dim}, "state")
-    require_sizes("log_a", log_a, {"batch": batch, "heads": heads, "state": n}, "state")
-    require_sizes("b", b, {"batch": batch, "heads_b": None, "state": n}, "state")
-    require_sizes("c", c, {"batch": batch, "heads_c": None, "state": n}, "state")
-    for name, tensor in (("x", x), ("b", b), ("c", c)):
-        require_divides(name, tensor.shape[1], heads)
+    _, heads, _ = check_step(state, x, log_a, b, c, diagonal=True)
     with without_autocast(state.device):
         x_wide, b_wide, c_wide = (spread(t.to(state.dtype), heads) for t in (x, b, c))
         keep, change = split_decay(log_a.to(state.dtype)[:, :, None])

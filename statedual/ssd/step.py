@@ -21,16 +21,7 @@ def ssd_step(
 
     The state is float32 or float64 and decides the precision. Heads share x, b and c as in ``ssd``.
     """
-    require_floating(x=x, log_a=log_a, b=b, c=c)
-    require_one_device(state=state, x=x, log_a=log_a, b=b, c=c)
-    require_state(state)
-    batch, heads, head_dim, n = state.shape
-    require_sizes("x", x, {"batch": batch, "heads_x": None, "head_dim": head_dim}, "state")
-    require_sizes("log_a", log_a, {"batch": batch, "heads": heads}, "state")
-    require_sizes("b", b, {"batch": batch, "heads_b": None, "state": n}, "state")
-    require_sizes("c", c, {"batch": batch, "heads_c": None, "state": n}, "state")
-    for name, tensor in (("x", x), ("b", b), ("c", c)):
-        require_divides(name, tensor.shape[1], heads)
+    batch, heads, head_dim = check_step(state, x, log_a, b, c)
     with without_autocast(state.device):
         x_wide, b_wide, c_wide = (t.to(state.dtype) for t in (x, b, c))
         keep, change = split_decay(log_a.to(state.dtype)[:, :, None, None])
@@ -45,8 +36,15 @@ def ssd_step(
         return y.view(batch, heads, head_dim).to(x.dtype), state
 
 
-def require_state(state: Tensor) -> None:
-    """A state that a step may overwrite: float32 or float64, four axes, no leaf that waits for a gradient."""
+def check_step(
+    state: Tensor, x: Tensor, log_a: Tensor, b: Tensor, c: Tensor, *, diagonal: bool = False
+) -> tuple[int, int, int]:
+    """What a step asks of its arguments; ``diagonal``: log_a has one decay for each channel of the state.
+
+    The state may be overwritten: float32 or float64, no leaf that waits for a gradient. Returns batch, heads, head_dim.
+    """
+    require_floating(x=x, log_a=log_a, b=b, c=c)
+    require_one_device(state=state, x=x, log_a=log_a, b=b, c=c)
     if state.dtype not in (torch.float32, torch.float64):
         raise ValueError(
             f"state has dtype {state.dtype}, expected float32 or float64: states lose too much in fewer bits"
@@ -56,3 +54,11 @@ def require_state(state: Tensor) -> None:
             "state is a leaf that requires a gradient, expected one that may be overwritten; state.clone()"
         )
     require_sizes("state", state, {"batch": None, "heads": None, "head_dim": None, "state": None}, "state")
+    batch, heads, head_dim, n = state.shape
+    require_sizes("x", x, {"batch": batch, "heads_x": None, "head_dim": head_dim}, "state")
+    require_sizes("log_a", log_a, {"batch": batch, "heads": heads, **({"state": n} if diagonal else {})}, "state")
+    require_sizes("b", b, {"batch": batch, "heads_b": None, "state": n}, "state")
+    require_sizes("c", c, {"batch": batch, "heads_c": None, "state": n}, "state")
+    for name, tensor in (("x", x), ("b", b), ("c", c)):
+        require_divides(name, tensor.shape[1], heads)
+    return batch, heads, head_dim

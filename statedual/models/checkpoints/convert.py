@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -35,13 +36,19 @@ def convert(
     folder = locate(source)
     model = load(folder, dtype=dtype)
     writing = describe(model, layout)
+    ids = token_ids(folder)
     if layout == "transformers":
-        writing.values.update(token_ids(folder))
+        writing.values.update(ids)
     with new_folder(Path(target)) as unfinished:
         write_files(model, writing, unfinished)
         for name in COMPANIONS:
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, unfinished / name)
+        # The other layouts have no keys for where texts end, which ``statedual generate`` asks for.
+        generation = unfinished / "generation_config.json"
+        if layout != "transformers" and not generation.is_file() and ids["eos_token_id"] is not None:
+            known = {key: value for key, value in ids.items() if value is not None}
+            generation.write_text(json.dumps(known, indent=2) + "\n")
         return _difference(model, load(unfinished)) if check else None
 
 

@@ -116,7 +116,8 @@ def _sources(
         head, embedding = left.pop(HEAD), stored[EMBEDDING]
         if not torch.equal(head.read(), embedding.read()):
             raise ValueError(
-                f"{head} differs from {embedding}, but {config.path} ties them; if they are two, say false"
+                f"{head} differs from {embedding}, but {config.path} ties them; if they are two, set "
+                "tie_embeddings (tie_word_embeddings in transformers) to false"
             )
     if left:
         extra = next(iter(left.values()))

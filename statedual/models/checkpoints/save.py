@@ -46,6 +46,8 @@ def describe(model: LanguageModel, layout: str) -> Writing:
 
 def require_new(target: Path) -> None:
     """Nothing is overwritten."""
+    if target.name in ("", ".."):
+        raise ValueError(f"path is {str(target)!r}, expected the name of a new folder")
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise ValueError(f"{target} is not empty, expected a new folder; remove it, or choose another")
 
