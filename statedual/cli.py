@@ -1,5 +1,6 @@
 """The ``statedual`` command."""
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -32,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
     except KeyboardInterrupt:
         print("statedual: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that closing it says nothing more
+        return 141
     except (ValueError, OSError) as error:
         print(f"statedual: {error}", file=sys.stderr)
         return 2

@@ -1,7 +1,13 @@
 """Output files that are whole or absent: an interrupted run leaves nothing half-written behind."""
 
 import os
+import uuid
 from pathlib import Path
+
+
+def unfinished_name() -> str:
+    """What something is called until it is whole: short, hidden, and another one in every process and thread."""
+    return f".statedual-{uuid.uuid4().hex}"
 
 
 def write_whole(out: Path, content: bytes) -> None:
@@ -9,7 +15,7 @@ def write_whole(out: Path, content: bytes) -> None:
     if out.is_dir():
         raise ValueError(f"{out} is a folder, expected the name of a file to write")
     out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = out.with_name(f".{out.name}.{os.getpid()}")
+    unfinished = out.with_name(unfinished_name())
     try:
         unfinished.write_bytes(content)
         os.replace(unfinished, out)

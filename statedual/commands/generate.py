@@ -145,9 +145,21 @@ def _read_prompts(prompt: Sequence[str], prompt_ids: Sequence[str], tokenizer: T
     if tokenizer is not None and prompt:
         if prompt.count("-") > 1:
             raise ValueError("--prompt - was given twice, expected once: there is one standard input")
-        texts = [sys.stdin.read().removesuffix("\n") if text == "-" else text for text in prompt]
+        texts = [_standard_input() if text == "-" else text for text in prompt]
+        for index, text in enumerate(texts):
+            if any("\ud800" <= letter <= "\udfff" for letter in text):  # what Python makes of bytes it cannot read
+                raise ValueError(f"prompt {index} is not UTF-8, expected text")
         return [tokenizer.encode(text).ids for text in texts]
     try:
         return [[int(token) for token in text.split()] for text in prompt_ids]
     except ValueError as error:
         raise ValueError(f'--prompt-ids: {error}, expected integers such as "1 2 3"') from None
+
+
+def _standard_input() -> str:
+    if sys.stdin is None:
+        raise ValueError("--prompt - reads standard input, which is closed")
+    try:
+        return sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"standard input is not UTF-8, expected text: {error}") from error

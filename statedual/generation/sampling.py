@@ -37,7 +37,8 @@ class Sampling:
 
     def __post_init__(self) -> None:
         _require("temperature", self.temperature, "a finite number, at least 0", lambda value: value >= 0)
-        _require("repetition_penalty", self.repetition_penalty, "a finite number above 0", lambda value: value > 0)
+        # (Beyond these bounds a logit times or by it may be no number any more.)
+        _require("repetition_penalty", self.repetition_penalty, "0.01 to 100", lambda value: 0.01 <= value <= 100)
         if self.top_k is not None:
             require_positive("top_k", self.top_k)
         if self.top_p is not None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from statedual.checks import require_positive
 from statedual.generation.blocks import walk
-from statedual.generation.logprobs import token_logprobs
+from statedual.generation.logprobs import require_finite, token_logprobs
 from statedual.generation.prompts import Prompts, read_prompts
 from statedual.models import LanguageModel
 
@@ -41,6 +41,9 @@ def _score(model: LanguageModel, sequences: list[list[int]], block: int) -> list
     for pieces, (logits, _) in walk(model, [sequence[:-1] for sequence in sequences], block, last_only=False):
         targets = [token for row, start, stop, _ in pieces for token in sequences[row][start + 1 : stop + 1]]
         logprobs = token_logprobs(logits[:, : model.config.vocab_size], torch.tensor(targets, device=device))
+        positions = [at for _, start, stop, _ in pieces for at in range(start + 1, stop + 1)]
+        rows = [row for row, start, stop, _ in pieces for _ in range(start, stop)]
+        require_finite(logits[:, : model.config.vocab_size], rows, positions, "the model")
         for piece, values in zip(pieces, logprobs.split([stop - start for _, start, stop, _ in pieces]), strict=True):
             found[piece.row].append(values)
     return [torch.cat(values) for values in found]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+LONGEST_CHARACTER = 16
+"""Tokens that one character may take (it has four bytes); what is broken for longer stays broken."""
 BROKEN = "\ufffd"
 """What a decoder writes for bytes that are not yet, or never will be, a character."""
 
@@ -36,7 +38,7 @@ class TextStream:
         """The whole characters that are new with ``token``."""
         self._since.append(token)
         new = self._new_text()
-        if new.endswith(BROKEN):
+        if new.endswith(BROKEN) and len(self._since) < LONGEST_CHARACTER:
             self.started = new.rstrip(BROKEN)
             return ""
         self.started = ""

@@ -67,9 +67,14 @@ class ModelState:
         """Some of the rows, in that order, copied."""
         if isinstance(rows, slice):
             return self._map(lambda tensor: tensor[rows].clone())
-        device = next((tensor.device for block in self.blocks for tensor in _tensors(block)), None)
-        index = torch.as_tensor(rows, device=device)
-        index = index if len(index) else index.long()  # [] would make a tensor of floats
+        index = torch.as_tensor(rows)
+        index = index if index.numel() else index.long()  # [] would make a tensor of floats
+        if index.ndim != 1 or index.is_floating_point():
+            raise ValueError(f"rows is {rows!r}, expected numbers or truth values along one axis; [row] is one row")
+        numbers = index.tolist() if self.rows and index.device.type == "cpu" and index.dtype != torch.bool else []
+        if not all(-self.rows <= row < self.rows for row in numbers):
+            raise ValueError(f"rows is {rows!r}, expected numbers below the {self.rows} rows of the state")
+        index = index.to(next((tensor.device for block in self.blocks for tensor in _tensors(block)), None))
         return self._map(lambda tensor: tensor[index])
 
     def split(self) -> list[ModelState]:
@@ -89,6 +94,8 @@ class ModelState:
 
     def with_room(self, tokens: int) -> ModelState:
         """A state whose key and value caches take ``tokens`` more; itself if they do, or if there are none."""
+        if not isinstance(tokens, int) or tokens < 0:
+            raise ValueError(f"tokens is {tokens!r}, expected an integer of at least 0")
         # One look at the lengths, for it may have to wait for an accelerator: they are the same in all blocks.
         longest = next((block.longest for block in self.blocks if isinstance(block, AttentionState)), 0)
         blocks = tuple(

@@ -1,5 +1,7 @@
 """A file is whole or absent, whatever happens while it is written."""
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -64,3 +66,18 @@ def test_a_folder_in_the_place_of_the_file_stays(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"report\.json is a folder, expected the name of a file"):
         write_whole(out, b"text")
     assert list(tmp_path.iterdir()) == [out]
+
+
+def test_threads_do_not_share_what_is_unfinished(tmp_path: Path) -> None:
+    """One name for every process would have them write into each other's files."""
+    out = tmp_path / "state"
+    contents = [bytes([number]) * 200_000 for number in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in pool.map(partial(write_whole, out), contents * 25):
+            assert out.read_bytes() in contents
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_name_as_long_as_the_system_allows(tmp_path: Path) -> None:
+    write_whole(tmp_path / ("x" * 250), b"whole")
+    assert (tmp_path / ("x" * 250)).read_bytes() == b"whole"

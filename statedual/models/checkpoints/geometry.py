@@ -35,11 +35,18 @@ class Shapes:
     @property
     def layers(self) -> int:
         """How many there are."""
-        found = [re.match(r"backbone\.layers\.(\d+)\.", name) for name in self._tensors]
-        indices = [int(match[1]) for match in found if match]
+        found = {name: re.match(r"backbone\.layers\.(\d+)\.", name) for name in self._tensors}
+        indices = {int(match[1]): name for name, match in found.items() if match}
         if not indices:
             raise ValueError(f"{self.folder} lacks the tensors 'backbone.layers.*'")
-        return 1 + max(indices)
+        count = len(indices)
+        if max(indices) >= count:  # before so many layers are built
+            absent = next(layer for layer in range(count) if layer not in indices)
+            last = self._tensors[indices[max(indices)]]
+            raise ValueError(
+                f"{self.folder} lacks the tensor 'backbone.layers.{absent}.norm.weight', but there is {last}"
+            )
+        return count
 
     def wrong(self, prefix: str, told: str) -> ValueError:
         """The error for tensors that contradict one another."""

@@ -41,6 +41,10 @@ def load(
     """
     if dtype is not None and dtype not in DTYPES.values():
         raise ValueError(f"dtype is {dtype!r}, expected one of {', '.join(map(str, DTYPES.values()))}")
+    try:
+        device = torch.empty(0, device=device or "cpu").device
+    except (RuntimeError, AssertionError) as error:  # no such device, or PyTorch was built without it
+        raise ValueError(f"device is {device!r}, expected one that PyTorch can use here: {error}") from error
     folder = locate(path_or_hub_id)
     config = read_config(folder)
     stored = open_tensors(folder)
@@ -50,7 +54,7 @@ def load(
         reading = _read(config, Shapes(stored, folder))
         with torch.device("meta"):
             model = LanguageModel(reading.config)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
         told = str(error)
         raise ValueError(told if str(folder) in told else f"{config.path}: {told}") from error
     sources = _sources(model, reading, stored, config)
@@ -60,7 +64,7 @@ def load(
     values: dict[str, Tensor] = {}
     taken = set()
     for name, parameter in model.state_dict().items():
-        value = sources[name].read().to(device or "cpu", parameter.dtype)
+        value = sources[name].read().to(device, parameter.dtype)
         # Two names are two parameters, even if a file stores one tensor for both.
         values[name] = value.clone() if value.data_ptr() in taken else value.contiguous()
         taken.add(value.data_ptr())

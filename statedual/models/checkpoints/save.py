@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from statedual.checks import require_choice
+from statedual.files import unfinished_name
 from statedual.models.checkpoints import layout_state_spaces, layout_statedual, layout_transformers
 from statedual.models.checkpoints.layout import Writing
 from statedual.models.language_model import LanguageModel
@@ -40,6 +41,8 @@ def save(model: LanguageModel, path: str | Path, *, layout: str = "statedual") -
 
 def describe(model: LanguageModel, layout: str) -> Writing:
     """What ``layout`` says of ``model``, or an error that names what it cannot say."""
+    if not isinstance(model, LanguageModel):
+        raise ValueError(f"model is a {type(model).__name__}, expected a LanguageModel")
     require_choice("layout", layout, tuple(WRITERS))
     return WRITERS[layout](model)
 
@@ -48,7 +51,8 @@ def require_new(target: Path) -> None:
     """Nothing is overwritten."""
     if target.name in ("", ".."):
         raise ValueError(f"path is {str(target)!r}, expected the name of a new folder")
-    if target.is_file() or (target.is_dir() and any(target.iterdir())):
+    there = target.exists() or target.is_symlink()
+    if there and (target.is_symlink() or not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target} is not empty, expected a new folder; remove it, or choose another")
 
 
@@ -57,7 +61,7 @@ def new_folder(target: Path) -> Iterator[Path]:
     """A folder beside ``target`` that takes its name at the end, or vanishes if there is an error."""
     require_new(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    unfinished = target.with_name(unfinished_name())
     unfinished.mkdir()
     try:
         yield unfinished
@@ -71,6 +75,13 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 def write_files(model: LanguageModel, writing: Writing, folder: Path) -> None:
     """The configuration and the weights into ``folder``."""
+    try:
+        _write(model, writing, folder)
+    except (SafetensorError, RuntimeError) as error:  # what their libraries make of a disk that is full
+        raise OSError(f"the weights could not be written, is the disk full? {error}") from error
+
+
+def _write(model: LanguageModel, writing: Writing, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(writing.values, indent=2) + "\n")
     tensors = {writing.rename(name): tensor for name, tensor in model.state_dict().items()}
     if writing.pickled:

@@ -58,8 +58,10 @@ def open_tensors(folder: Path) -> dict[str, StoredTensor]:
     mapped = read_json(weights).get("weight_map")
     if not isinstance(mapped, dict) or not mapped:
         raise ValueError(f"{weights}: weight_map is {mapped!r}, expected an object from names of tensors to files")
+    if not all(isinstance(file, str) for file in mapped.values()):
+        raise ValueError(f"{weights}: weight_map has values that are no names of files")
     found: dict[str, StoredTensor] = {}
-    for name in sorted(map(str, set(mapped.values()))):
+    for name in sorted(set(mapped.values())):
         if not name or Path(name).name != name:
             raise ValueError(f"{weights}: weight_map names {name!r}, expected a file beside it")
         if not (folder / name).is_file():
@@ -112,8 +114,9 @@ def _open_pickle(path: Path) -> dict[str, StoredTensor]:
             raise ValueError(
                 f"{path} holds a {type(tensor).__name__} at {name!r}, expected names and their tensors, a state dict"
             )
-        if tensor.dtype not in DTYPES.values() or tensor.layout != torch.strided:
-            raise _wrong_dtype(name, path, f"{tensor.dtype}, {tensor.layout}")
+        plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_nested
+        if tensor.dtype not in DTYPES.values() or not plain:
+            raise _wrong_dtype(name, path, f"{tensor.dtype}, {tensor.layout} on {tensor.device}")
         found[name] = StoredTensor(path, name, tuple(tensor.shape), tensor.dtype, tensor.detach)
     return found
 

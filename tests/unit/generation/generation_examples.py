@@ -41,6 +41,20 @@ def tiny(kind: str = "mamba2", seed: int = 0, vocab: int = VOCAB, padding: int =
     return model
 
 
+def near(model: LanguageModel, distance: float) -> LanguageModel:
+    """Changed in its head, so that it says something a little different."""
+    with torch.no_grad():
+        model.head.weight.add_(torch.randn_like(model.head.weight), alpha=distance)
+    return model
+
+
+class Letters:
+    """A tokenizer whose token 0 is a."""
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(chr(ord("a") + token) for token in ids)
+
+
 def prompts_of(lengths: Sequence[int], seed: int = 1, vocab: int = VOCAB) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(vocab, (length,), generator=generator).tolist() for length in lengths]

@@ -3,15 +3,9 @@
 import re
 
 import pytest
+from generation_examples import Letters
 
 from statedual.generation.ending import Watch, read_ending
-
-
-class Letters:
-    """Token 0 is a."""
-
-    def decode(self, ids: list[int]) -> str:
-        return "".join(chr(ord("a") + token) for token in ids)
 
 
 def ends(tokens: list[int], **arguments: object) -> tuple[int, str | None]:

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from generation_examples import BLOCKS, VOCAB, logits_after, prompts_of, reference_probabilities, slow_text, tiny
+from generation_examples import (
+    BLOCKS,
+    VOCAB,
+    Letters,
+    logits_after,
+    prompts_of,
+    reference_probabilities,
+    slow_text,
+    tiny,
+)
 from torch import Tensor
 
 from statedual.generation import Generation, generate, stream
@@ -116,15 +125,11 @@ def test_rows_that_ended_are_not_computed_any_more() -> None:
 
 
 def test_stop_sequences_and_strings() -> None:
-    class Letters:
-        def decode(self, ids: list[int]) -> str:
-            return "".join("abcdefghijk"[token] for token in ids)
-
     model = tiny()
     texts = tokens_of(generate(model, PROMPTS, max_new_tokens=25, temperature=1.0, seed=2))
     pair = texts[0][7:9]
     ends = [next((at + 2 for at in range(24) if text[at : at + 2] == pair), 25) for text in texts]
-    for stop in ([pair], Letters().decode(pair), [[99 % VOCAB] * 30, Letters().decode(pair)]):
+    for stop in ([pair], Letters().decode(pair), [[0] * 30, Letters().decode(pair)]):
         found = generate(model, PROMPTS, max_new_tokens=25, temperature=1.0, seed=2, stop=stop, tokenizer=Letters())
         assert tokens_of(found) == [text[:end] for text, end in zip(texts, ends, strict=True)]
         assert [row.reason for row in found] == ["stop" if end < 25 else "length" for end in ends]

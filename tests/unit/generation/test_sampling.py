@@ -181,7 +181,7 @@ def test_draws_are_distributed_as_the_probabilities(settings: dict) -> None:
         *(("top_k", value) for value in (0, -1, 2.0, math.nan, True)),
         *(("top_p", value) for value in (0.0, -0.1, 1.1, math.nan, True, "1")),
         *(("min_p", value) for value in (-0.1, 1.1, math.nan, False)),
-        *(("repetition_penalty", value) for value in (0.0, -1.0, math.nan, math.inf, None)),
+        *(("repetition_penalty", value) for value in (0.0, -1.0, 1e-320, 1e9, math.nan, math.inf, None)),
     ],
 )
 @pytest.mark.usefixtures("unchecked_shapes")

@@ -71,3 +71,11 @@ def test_tensors_are_taken_too() -> None:
 def test_bad_input_is_refused(texts: list, block: int, told: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(told)}"):
         score(tiny(), texts, block=block)
+
+
+def test_logits_that_are_no_numbers_are_told() -> None:
+    model = tiny()
+    with torch.no_grad():
+        model.norm.weight[0] = torch.nan
+    with pytest.raises(ValueError, match="the logits of the model for position 1 of row 0 are not finite"):
+        score(model, [[1, 2, 3], [1, 2]])

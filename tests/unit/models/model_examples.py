@@ -57,7 +57,8 @@ MAMBA2 = {
     "cosformer, normalised, initial states": mamba2(
         feature_map=("cosformer",), cosformer_length=64, normaliser=True, learnable_init_states=True
     ),
-    "performer": mamba2(feature_map=("positive_random_features",), normaliser=True),
+    # The exponential of a large number magnifies its rounding, so the norm comes first.
+    "performer": mamba2(feature_map=("layer_norm", "positive_random_features"), normaliser=True),
     "based": mamba2(feature_map=("swish", "taylor"), d_state=4),
     "rebased": mamba2(feature_map=("squared_layer_norm",), d_state=4),
 }
@@ -80,7 +81,7 @@ OTHERS = {
     "taylor": LinearAttentionConfig.taylor(2, d_state=4),
     "cosformer attention": LinearAttentionConfig(heads=2, feature_map=("cosformer",), cosformer_length=64),
     "performer attention": LinearAttentionConfig(
-        heads=2, feature_map=("positive_random_features",), decay="input", norm="rms", head_dim=4
+        heads=2, feature_map=("layer_norm", "positive_random_features"), decay="input", norm="rms", head_dim=4
     ),
 }
 HYBRIDS = {

@@ -34,9 +34,19 @@ def test_mamba1() -> None:
 
 
 def test_the_whole() -> None:
-    found = shapes(mamba1_shapes(32))
-    assert found.embedding == (64, 32)
-    assert found.layers == 4
+    assert shapes(mamba1_shapes(32)).embedding == (64, 32)
+    names = [f"backbone.layers.{layer}.norm.weight" for layer in (2, 0, 1)]
+    stored = {name: StoredTensor(FOLDER / "file", name, (32,), torch.float32, torch.Tensor) for name in names}
+    assert Shapes(stored, FOLDER).layers == 3
+
+
+@pytest.mark.parametrize("number", [3, 10**9, 10**30])
+def test_a_layer_number_is_not_a_number_of_layers(number: int) -> None:
+    """It would have so many layers built before anything is compared."""
+    names = [f"backbone.layers.{layer}.norm.weight" for layer in (0, 1, number)]
+    stored = {name: StoredTensor(FOLDER / "file", name, (32,), torch.float32, torch.Tensor) for name in names}
+    with pytest.raises(ValueError, match=r"lacks the tensor 'backbone\.layers\.2\.norm\.weight', but there is"):
+        _ = Shapes(stored, FOLDER).layers
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from checkpoint_examples import (
     transformers_tensors,
     write,
 )
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from statedual.layers import AttentionConfig, Mamba1Config, Mamba2Config, MLPConfig
@@ -288,6 +289,8 @@ def test_what_is_written(tmp_path: Path) -> None:
     expected = transformers_tensors(bias=True, ngroups=2)
     del expected["lm_head.weight"]
     assert {name: tensor.shape for name, tensor in tensors.items()} == {n: t.shape for n, t in expected.items()}
+    with safe_open(tmp_path / "new" / "model.safetensors", framework="pt") as file:
+        assert file.metadata() == {"format": "pt"}  # without it version 4 refuses
     wide = {name for name, tensor in tensors.items() if tensor.dtype == torch.float32}
     assert wide == {name for name in tensors if name.endswith(("A_log", "dt_bias", ".D"))}
 

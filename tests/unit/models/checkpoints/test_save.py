@@ -2,15 +2,17 @@
 
 import importlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from checkpoint_examples import VOCABULARY, told
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from statedual.layers import Mamba2Config
+from statedual.layers import Mamba2Config, MLPConfig
 from statedual.models import LanguageModel, ModelConfig
 from statedual.models.checkpoints import load, save
 
@@ -145,3 +147,40 @@ def test_a_loaded_model_can_be_written_beside_its_files(tmp_path: Path) -> None:
     assert (tmp_path / "two" / "pytorch_model.bin").stat().st_size < 2 * (
         tmp_path / "one" / "model.safetensors"
     ).stat().st_size
+
+
+@pytest.mark.parametrize("kind", ["symlink", "dangling", "fifo"])
+def test_what_is_no_folder_is_refused_before_anything_is_written(kind: str, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    if kind == "fifo":
+        os.mkfifo(target)
+    else:
+        (tmp_path / "folder").mkdir()
+        target.symlink_to(tmp_path / ("folder" if kind == "symlink" else "nowhere"))
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="is not empty, expected a new folder"):
+        save(LanguageModel(ModelConfig(d_model=32, vocab_size=9, blocks=(MLPConfig(),))), target)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("layout", ["statedual", "state-spaces"])
+def test_a_full_disk_is_told(layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise (
+            SafetensorError("No space left on device")
+            if layout == "statedual"
+            else RuntimeError("unexpected pos 43200")
+        )
+
+    monkeypatch.setattr(MODULE, "save_file", full)
+    monkeypatch.setattr("torch.save", full)
+    block = Mamba2Config(head_dim=16)
+    with pytest.raises(OSError, match="could not be written, is the disk full"):
+        save(LanguageModel(ModelConfig(d_model=32, vocab_size=9, blocks=(block,))), tmp_path / "new", layout=layout)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_what_is_no_model_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="model is a Linear, expected a LanguageModel"):
+        save(torch.nn.Linear(2, 2), tmp_path / "new")

@@ -56,3 +56,27 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(ValueError, match=r"generation_config\.json is not whole JSON"):
         token_ids(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("special_tokens_map.json", {"eos_token": ["a"]}, r"eos_token is \['a'\], expected the text of a token"),
+        ("tokenizer_config.json", {"eos_token": {"content": []}}, "eos_token is .*, expected the text of a token"),
+        ("tokenizer.json", {"model": [1]}, "is no tokenizer"),
+        ("tokenizer.json", {"added_tokens": 5}, "is no tokenizer"),
+        ("tokenizer.json", {"added_tokens": [{"id": 1}]}, "is no tokenizer"),
+        ("generation_config.json", {"eos_token_id": "x"}, "eos_token_id is 'x', expected a token id"),
+        ("config.json", {"eos_token_id": [1, -1]}, r"eos_token_id is \[1, -1\], expected a token id"),
+    ],
+)
+def test_files_that_make_no_sense_are_named(name: str, content: object, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=message) as raised:
+        token_ids(tmp_path)
+    assert name in str(raised.value)
+
+
+def test_a_token_without_a_text_is_unknown(tmp_path: Path) -> None:
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": {}}))
+    assert token_ids(tmp_path)["eos_token_id"] is None
