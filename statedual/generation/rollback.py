@@ -34,7 +34,7 @@ class History:
     """
 
     def __init__(self, model: LanguageModel, state: ModelState, depth: int, *, rows: int | None = None) -> None:
-        """Begin at ``state``, which is kept and must not be changed.
+        """Begin at ``state``, which is taken over.
 
         ``rows`` is asked for only where no block of the model keeps a state, which then cannot tell.
         """
@@ -83,7 +83,7 @@ class History:
         if len(ids) != self.rows:
             raise ValueError(f"ids has {len(ids)} tokens, expected {self.rows}, one for every row of the state")
         device = self._model.embedding.weight.device
-        logits, state = self._model.step(torch.tensor(ids, device=device), self._state.clone())
+        logits, state = self._model.step(torch.tensor(ids, device=device), self._state.snapshot())
         self._advance(state, [[token] for token in ids])
         return logits
 

@@ -60,8 +60,22 @@ class ModelState:
         return sum(tensor.numel() * tensor.element_size() for block in self.blocks for tensor in _tensors(block))
 
     def clone(self) -> ModelState:
-        """A copy that shares no memory: a snapshot to which one can return."""
+        """A copy that shares no memory."""
         return self._map(Tensor.clone)
+
+    def snapshot(self) -> ModelState:
+        """A place to return to, that costs no copy of keys and values: those of later tokens lie behind its length.
+
+        Of a state and its snapshot one may be stepped on at a time, for both write to the same free slots.
+        """
+        return ModelState(
+            tuple(
+                block._replace(length=block.length.clone(), conv=block.conv.clone())
+                if isinstance(block, AttentionState)
+                else _each(block, Tensor.clone)
+                for block in self.blocks
+            )
+        )
 
     def select(self, rows: slice | Sequence[int] | Tensor) -> ModelState:
         """Some of the rows, in that order, copied."""
@@ -139,15 +153,14 @@ class ModelState:
         return ModelState(tuple(blocks))
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> ModelState:
-        return ModelState(
-            tuple(
-                type(block)(*(None if tensor is None else function(tensor) for tensor in block))
-                for block in self.blocks
-            )
-        )
+        return ModelState(tuple(_each(block, function) for block in self.blocks))
 
 
 OPTIONAL = {("Mamba2State", "length")}
+
+
+def _each(block: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    return type(block)(*(None if tensor is None else function(tensor) for tensor in block))
 
 
 def _tensors(block: Any) -> list[Tensor]:

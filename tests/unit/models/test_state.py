@@ -318,3 +318,30 @@ def test_a_stateless_block_takes_part_in_everything(tmp_path: Path) -> None:
     for other in (state.clone(), ModelState.cat(state.split()), ModelState.load(tmp_path / "state.safetensors")):
         assert same(other, state)
         assert isinstance(other.blocks[1], Stateless)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_snapshot_is_a_place_to_return_to(name: str) -> None:
+    """Keys and values are not copied, and what was written behind them since does not matter."""
+    lm = model(name, dtype=torch.float64).requires_grad_(False)
+    state = lm(tokens(2, 9)).state.with_room(8)
+    snapshot, apart = state.snapshot(), state.clone()
+    for _ in range(3):
+        state = lm.step(tokens(2), state).state
+    ids = tokens(4, 2)
+    for step in ids:
+        returned, snapshot = lm.step(step, snapshot)
+        truth, apart = lm.step(step, apart)
+        assert torch.equal(returned, truth)
+
+
+def test_a_snapshot_does_not_copy_keys_and_values() -> None:
+    lm = model("hybrid, mamba2 + attention").requires_grad_(False)
+    state = lm(tokens(2, 9)).state
+    snapshot = state.snapshot()
+    caches = [(block, copy) for block, copy in zip(state.blocks, snapshot.blocks, strict=True) if hasattr(block, "keys")]
+    assert caches
+    for block, copy in caches:
+        assert copy.keys is block.keys
+        assert copy.values is block.values
+        assert not memory(copy.length, copy.conv) & memory(block.length, block.conv)
