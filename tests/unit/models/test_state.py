@@ -113,6 +113,13 @@ def test_select(name: str, which: str) -> None:
     assert not memory(*tensors_of(chosen)) & memory(*tensors_of(state))
 
 
+@pytest.mark.parametrize("given", [2, torch.tensor(1), [[0, 1]], torch.tensor([0.0]), [0.5], [2], [0, -3]])
+def test_rows_that_are_none(given: object) -> None:
+    state = read(model(HYBRID), 5, 3)
+    with pytest.raises(ValueError, match=r"rows is .*, expected numbers"):
+        state.select(given)
+
+
 @every_state
 def test_split_and_cat(name: str) -> None:
     state = read(model(name), 5, 3, 0)
@@ -151,6 +158,28 @@ def test_cat_of_nothing_or_of_states_of_different_models() -> None:
         ModelState.cat(states)
     with pytest.raises(ValueError, match="different models"):
         ModelState.cat([states[0], ModelState(states[0].blocks[:1])])
+    for name, field in (("attention, grouped", "keys"), ("attention, no rotary", "conv")):
+        with pytest.raises(ValueError, match=rf"{field} of AttentionState is .*, expected states of one model"):
+            ModelState.cat([states[1], model(name).init_state(1)])
+    with pytest.raises(ValueError, match=r"conv of Mamba1State is .* torch.float32 .*, expected states of one model"):
+        ModelState.cat([states[0], model("mamba1", dtype=torch.float64).init_state(1)])
+
+
+@pytest.mark.parametrize("tokens", [-1, 1.5, None])
+def test_room_for_what_is_no_number_of_tokens(tokens: object) -> None:
+    with pytest.raises(ValueError, match=r"tokens is .*, expected an integer of at least 0"):
+        model("mamba1").init_state(1).with_room(tokens)
+
+
+@torch.no_grad()
+def test_a_state_that_a_step_has_left_behind() -> None:
+    """Full caches were replaced: whoever goes on with the old state is told, and gets no wrong text."""
+    lm = model("attention")
+    old = lm(tokens(2, 4)).state
+    new = lm.step(tokens(2), old).state
+    assert new is not old
+    with pytest.raises(ValueError, match=r"state has length 5 and 4 slots: .* go on with the state that step returns"):
+        lm.step(tokens(2), old)
 
 
 @every_example
@@ -339,7 +368,9 @@ def test_a_snapshot_does_not_copy_keys_and_values() -> None:
     lm = model("hybrid, mamba2 + attention").requires_grad_(False)
     state = lm(tokens(2, 9)).state
     snapshot = state.snapshot()
-    caches = [(block, copy) for block, copy in zip(state.blocks, snapshot.blocks, strict=True) if hasattr(block, "keys")]
+    caches = [
+        (block, copy) for block, copy in zip(state.blocks, snapshot.blocks, strict=True) if hasattr(block, "keys")
+    ]
     assert caches
     for block, copy in caches:
         assert copy.keys is block.keys

@@ -118,6 +118,13 @@ def test_the_same_weights_are_fetched_once(hub: Hub) -> None:
     assert hub.fetched == {"config.json", "params.json", "model.safetensors.index.json", *shards}
 
 
+def test_the_first_kind_of_file_is_enough(hub: Hub) -> None:
+    for weights in ("model.safetensors", "pytorch_model.bin"):
+        write(hub.remote, transformers_config(), transformers_tensors(), weights)
+    load(ID)
+    assert hub.fetched == {"config.json", "model.safetensors"}
+
+
 def test_shards_of_pickles(hub: Hub) -> None:
     config = state_spaces_config(tie_embeddings=False)
     write_shards(hub.remote, config, state_spaces_tensors(config), "bin")
