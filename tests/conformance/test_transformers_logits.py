@@ -57,7 +57,9 @@ def test_64_greedy_tokens(pair: tuple[Any, LanguageModel]) -> None:
     theirs, ours = pair
     for length in (1, 9, 255, 257):
         prompt = torch.randint(VOCABULARY, (1, length))
-        truth = theirs.generate(prompt, max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0)
+        # Without a mask theirs would take every token that is the padding token for padding.
+        options = {"attention_mask": torch.ones_like(prompt), "eos_token_id": None, "pad_token_id": 0}
+        truth = theirs.generate(prompt, max_new_tokens=64, do_sample=False, **options)
         (row,) = generate(ours, prompt.tolist(), max_new_tokens=64)
         assert row.tokens == truth[0, length:].tolist()
         assert len(row.tokens) == 64
