@@ -7,7 +7,7 @@ from pathlib import Path
 import jaxtyping
 import pytest
 import torch
-from model_examples import EXAMPLES, difference, model, state_difference, tensors_of, tokens
+from model_examples import FEW, difference, model, state_difference, tensors_of, tokens
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -16,13 +16,25 @@ from statedual.models import LanguageModel, LMOutput, ModelState
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 QUICK = ("mamba2, released", "mamba1", "hybrid, mamba2 + attention")
+COMPILED = (
+    *FEW,
+    "mamba2, sequential",
+    "mamba2, performer",
+    "attention, window",
+    "attention, convolved, partial rotary",
+    "short convolution",
+    "retention",
+    "gateloop",
+    "taylor",
+)
+"""Every kind of block; what differs otherwise is arithmetic, which compilers know."""
 every_example, every_hybrid = (
     pytest.mark.parametrize(
-        "name", [name if name in quick else pytest.param(name, marks=pytest.mark.long) for name in EXAMPLES]
+        "name", [name if name in quick else pytest.param(name, marks=pytest.mark.long) for name in COMPILED]
     )
     for quick in (QUICK, QUICK[-1:])
 )
-"""All of them: those that are not quick in the long tests."""
+"""Those that are not quick in the long tests."""
 LENGTHS = (9, 13, 17, 8)
 BOUND = 1e-5
 

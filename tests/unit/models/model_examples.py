@@ -67,7 +67,7 @@ OTHERS = {
     "mamba1, biased": Mamba1Config(d_state=4, dt_init=STEPS, bias=True, dt_rank=3, conv_bias=False),
     "mamba1, no conv": Mamba1Config(d_state=4, dt_init=STEPS, conv_width=0),
     "attention": attention(),
-    "attention, window": attention(window=5),
+    "attention, window": attention(window=3),
     "attention, grouped": attention(kv_heads=2, head_dim=6),
     "attention, convolved, partial rotary": attention(kv_heads=1, conv_width=4, rotary_dim=2, head_dim=6),
     "attention, window, convolved, biased": attention(window=4, conv_width=3, qkv_bias=True, out_bias=True),

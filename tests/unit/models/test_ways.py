@@ -30,7 +30,7 @@ every_precision = pytest.mark.parametrize(
     [(torch.float32, 1e-5, True), (torch.float64, 1e-12, False)],
     ids=["float32, tied", "float64, untied"],
 )
-FIRST, SECOND = (4, 1, 0, 6), (3, 5, 4, 0)
+FIRST, SECOND = (3, 1, 0, 5), (2, 4, 3, 0)
 """Lengths of two pieces of four rows: a row may have nothing in either."""
 
 
