@@ -146,6 +146,19 @@ class Step(nn.Module):
         return self.lm.step(ids, state)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU that PyTorch can use")
+@pytest.mark.parametrize("name", QUICK)
+@torch.no_grad()
+def test_inductor_on_a_gpu(name: str) -> None:
+    lm, ids = model(name).cuda(), tokens(2, 40).cuda()
+    truth = lm(ids)
+    assert difference(torch.compile(lm, fullgraph=True)(ids).logits, truth.logits) < BOUND
+    state = truth.state.with_room(4)
+    step, again = torch.compile(lm.step, fullgraph=True), state.clone()
+    for token in tokens(4, 2).cuda():
+        assert_same(step(token, again), lm.step(token, state))
+
+
 def through_a_file(program: torch.export.ExportedProgram, folder: Path) -> nn.Module:
     torch.export.save(program, folder / "program.pt2")
     return torch.export.load(folder / "program.pt2").module()
