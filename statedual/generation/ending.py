@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Literal, TypeAlias
 
+from torch import Tensor
+
 from statedual.generation.text import StoppingText, Tokenizer
 
 Reason: TypeAlias = Literal["eos", "stop", "length"]
@@ -53,13 +55,19 @@ class Watch:
 
 
 def read_ending(
-    max_new_tokens: int, eos: int | Iterable[int] | None, stop: Stop, tokenizer: Tokenizer | None, vocab_size: int
+    max_new_tokens: int,
+    eos: int | Iterable[int] | Tensor | None,
+    stop: Stop,
+    tokenizer: Tokenizer | None,
+    vocab_size: int,
 ) -> Ending:
     """The arguments of ``generate``, checked."""
     if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, Integral) or max_new_tokens < 0:
         raise ValueError(f"max_new_tokens is {max_new_tokens!r}, expected an integer, at least 0")
     if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
         raise ValueError(f"tokenizer is a {type(tokenizer).__name__}, expected an object with decode(ids) -> str")
+    if isinstance(eos, Tensor):
+        eos = [int(token) for token in eos.flatten().tolist()]
     if eos is not None and not isinstance(eos, Integral | Iterable):
         raise ValueError(f"eos is {eos!r}, expected a token id or a collection of them")
     if not isinstance(stop, Iterable):

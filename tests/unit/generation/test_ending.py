@@ -2,7 +2,9 @@
 
 import re
 
+import numpy
 import pytest
+import torch
 from generation_examples import Letters
 
 from statedual.generation.ending import Watch, read_ending
@@ -76,3 +78,9 @@ def test_rows_do_not_share_what_they_have_seen() -> None:
 def test_what_ends_nothing_is_refused(arguments: dict, told: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(told)}"):
         ends([1], **arguments)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize("eos", [torch.tensor(3), torch.tensor([5, 3]), numpy.int64(3), {3}])
+def test_ends_may_come_from_tensors(eos: object) -> None:
+    assert ends([1, 3, 2], eos=eos) == ends([1, 3, 2], eos=[3])
