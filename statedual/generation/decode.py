@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from statedual.generation.logprobs import require_finite, token_logprobs
-from statedual.generation.prefill import prefill
+from statedual.generation.prefill import prefill_rows
 from statedual.generation.random_rows import uniform
 from statedual.generation.request import Request, Row, Token
 from statedual.generation.sampling import Sampling, draw
@@ -18,7 +18,7 @@ from statedual.models import LanguageModel
 def decode(model: LanguageModel, request: Request) -> Iterator[Token]:
     """The tokens of all rows, as they come. Rows that are over leave the batch."""
     rows, seen = request.rows(), request.seen(model.embedding.weight.device)
-    logits, state = prefill(model, request.prompts, block=request.block, progress=request.progress)
+    logits, state = prefill_rows(model, request.prompts, request.block, request.progress)
     while True:
         ids = choose(logits[:, : request.vocab_size], rows, seen, request.sampling)
         logprobs = token_logprobs(logits[:, : request.vocab_size], ids).tolist()

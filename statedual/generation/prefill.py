@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -25,7 +27,13 @@ def prefill(
 
     """
     require_positive("block", block)
-    rows = read_prompts(prompts, None, model.config.vocab_size)
+    return prefill_rows(model, read_prompts(prompts, None, model.config.vocab_size), block, progress)
+
+
+def prefill_rows(
+    model: LanguageModel, rows: Sequence[Sequence[int]], block: int, progress: Progress | None = None
+) -> tuple[Tensor, ModelState]:
+    """``prefill`` of rows that are known to be good."""
     logits: list[Tensor] = []
     states: list[ModelState] = []
     for pieces, output in walk(model, rows, block, last_only=True, progress=progress):

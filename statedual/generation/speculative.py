@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from statedual.generation.decode import choose, uniforms
 from statedual.generation.logprobs import require_finite, token_logprobs
-from statedual.generation.prefill import prefill
+from statedual.generation.prefill import prefill_rows
 from statedual.generation.request import Request, Row, Token
 from statedual.generation.rollback import History
 from statedual.generation.sampling import draw
@@ -54,8 +54,8 @@ def speculate(model: LanguageModel, draft: LanguageModel, request: Request) -> I
     """As ``decode``: the tokens of all rows, as they come."""
     ahead = request.draft_tokens
     rows, seen = request.rows(), request.seen(model.embedding.weight.device)
-    logits, state = prefill(model, request.prompts, block=request.block, progress=request.progress)
-    _, draft_state = prefill(draft, request.prompts, block=request.block)
+    logits, state = prefill_rows(model, request.prompts, request.block, request.progress)
+    _, draft_state = prefill_rows(draft, request.prompts, request.block)
     ours = History(model, state, ahead, rows=len(rows))
     theirs = History(draft, draft_state, ahead, rows=len(rows))
     first = choose(logits[:, : request.vocab_size], rows, seen, request.sampling)

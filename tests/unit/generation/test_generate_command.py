@@ -4,6 +4,8 @@ import inspect
 import io
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -242,3 +244,30 @@ def test_bad_files_and_bad_mixtures(folder: Path, tmp_path: Path, capsys: Captur
     assert "--prompt - was given twice" in fails("--model", folder, "--prompt", "-", "--prompt", "-")
     (folder / "tokenizer.json").write_text("{}")
     assert "tokenizer.json is no tokenizer that" in fails("--model", folder, "--prompt", "a")
+
+
+def test_bytes_that_are_no_text_are_told(folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer(folder)
+    assert main(["generate", "--model", str(folder), "--prompt", "a\udcffb"]) == 2
+    assert "prompt 0 is not UTF-8, expected text" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xffb"), encoding="utf-8"))
+    assert main(["generate", "--model", str(folder), "--prompt", "-"]) == 2
+    assert "standard input is not UTF-8" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", None)
+    assert main(["generate", "--model", str(folder), "--prompt", "-"]) == 2
+    assert "standard input, which is closed" in capsys.readouterr().err
+
+
+def test_a_reader_who_has_seen_enough_ends_it_quietly(folder: Path) -> None:
+    """As in ``statedual generate ... | head -c 20``."""
+    arguments = ["generate", "--model", str(folder), "--prompt-ids", "1 2", "--max-new-tokens", "20000"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "statedual", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(20)
+        process.stdout.close()
+        told = process.stderr.read()
+        assert process.wait(60) == 141
+    assert told == b""
